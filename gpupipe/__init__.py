@@ -1,0 +1,1 @@
+"""gpupipe: torchvision's training pixels, faster, on the GPU or the CPU."""
