@@ -73,7 +73,7 @@ class Backend(Protocol):
 
     @property
     def name(self) -> str:
-        """ "torchvision", "dali", ...: the name it was asked for by."""
+        """The name it is asked for by: "torchvision", "dali", ..."""
 
     def submit(self, records: Sequence[Record], headers: Sequence[Header], plan: Plan) -> Future[Applied]:
         """Begin a batch and return at once. Batches may be finished in any order.
