@@ -1,1 +1,87 @@
-"""gpupipe: torchvision's training pixels, faster, on the GPU or the CPU."""
+"""gpupipe: torchvision's training pixels, faster, on the GPU or the CPU.
+
+>>> import gpupipe as gp
+>>> gp.Recipe.train(size=224).output_size
+(224, 224)
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from gpupipe.backends.base import Options as Options
+    from gpupipe.errors import BackendError as BackendError
+    from gpupipe.errors import BackendUnavailable as BackendUnavailable
+    from gpupipe.errors import ConfigError as ConfigError
+    from gpupipe.errors import DecodeError as DecodeError
+    from gpupipe.errors import GpupipeError as GpupipeError
+    from gpupipe.errors import RecordError as RecordError
+    from gpupipe.errors import SourceError as SourceError
+    from gpupipe.errors import StateError as StateError
+    from gpupipe.loader import Loader as Loader
+    from gpupipe.parity import parity as parity
+    from gpupipe.plan import make_plan as make_plan
+    from gpupipe.recipe import CenterCrop as CenterCrop
+    from gpupipe.recipe import ColorJitter as ColorJitter
+    from gpupipe.recipe import Grayscale as Grayscale
+    from gpupipe.recipe import Normalize as Normalize
+    from gpupipe.recipe import Output as Output
+    from gpupipe.recipe import RandomGrayscale as RandomGrayscale
+    from gpupipe.recipe import RandomHorizontalFlip as RandomHorizontalFlip
+    from gpupipe.recipe import RandomResizedCrop as RandomResizedCrop
+    from gpupipe.recipe import RandomVerticalFlip as RandomVerticalFlip
+    from gpupipe.recipe import Recipe as Recipe
+    from gpupipe.recipe import Resize as Resize
+    from gpupipe.records import Record as Record
+    from gpupipe.sampling.samplers import Sharding as Sharding
+    from gpupipe.sources import open_source as open_source
+    from gpupipe.sources.folder import ImageFolder as ImageFolder
+
+__version__ = "0.1.0"
+
+# Public name -> module. Imported on first use: `import gpupipe` imports neither torch nor DALI.
+_PUBLIC = {
+    "BackendError": "gpupipe.errors",
+    "BackendUnavailable": "gpupipe.errors",
+    "CenterCrop": "gpupipe.recipe",
+    "ColorJitter": "gpupipe.recipe",
+    "ConfigError": "gpupipe.errors",
+    "DecodeError": "gpupipe.errors",
+    "GpupipeError": "gpupipe.errors",
+    "Grayscale": "gpupipe.recipe",
+    "ImageFolder": "gpupipe.sources.folder",
+    "Loader": "gpupipe.loader",
+    "Normalize": "gpupipe.recipe",
+    "Options": "gpupipe.backends.base",
+    "Output": "gpupipe.recipe",
+    "RandomGrayscale": "gpupipe.recipe",
+    "RandomHorizontalFlip": "gpupipe.recipe",
+    "RandomResizedCrop": "gpupipe.recipe",
+    "RandomVerticalFlip": "gpupipe.recipe",
+    "Recipe": "gpupipe.recipe",
+    "Record": "gpupipe.records",
+    "RecordError": "gpupipe.errors",
+    "Resize": "gpupipe.recipe",
+    "Sharding": "gpupipe.sampling.samplers",
+    "SourceError": "gpupipe.errors",
+    "StateError": "gpupipe.errors",
+    "make_plan": "gpupipe.plan",
+    "open_source": "gpupipe.sources",
+    "parity": "gpupipe.parity",
+}
+
+__all__ = [*sorted(_PUBLIC), "__version__"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _PUBLIC:
+        raise AttributeError(f"module 'gpupipe' has no attribute {name!r}")
+    value = getattr(importlib.import_module(_PUBLIC[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

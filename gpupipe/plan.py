@@ -205,7 +205,7 @@ def resolve(recipe: Recipe, draws: Draws, sizes: npt.ArrayLike) -> Plan:
     )
 
 
-def make_plan(  # noqa: PLR0913 - the one pure function of DESIGN, with its six arguments
+def make_plan(
     recipe: Recipe,
     *,
     seed: int,

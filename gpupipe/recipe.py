@@ -435,7 +435,7 @@ class Recipe:
         return cls(steps=tuple(steps), precision=precision, exif=exif, output=output or Output())
 
     @classmethod
-    def eval(  # noqa: PLR0913 - torchvision's recipe, flat because people type it
+    def eval(
         cls,
         size: int | Sequence[int] = 224,
         *,

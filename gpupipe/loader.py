@@ -1,0 +1,409 @@
+"""The public face: joins source, order, plan and backend into what a training loop iterates over."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterator, Mapping, Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from gpupipe import backends
+from gpupipe.backends.base import Backend, Options
+from gpupipe.errors import ConfigError, StateError
+from gpupipe.iteration import Iteration
+from gpupipe.recipe import Recipe
+from gpupipe.records import Record
+from gpupipe.rng import check_seed
+from gpupipe.sampling.rank import find_ranks
+from gpupipe.sampling.samplers import EpochOrder, RankRows, Sharding
+from gpupipe.sources import open_source
+from gpupipe.sources.base import Source
+
+if TYPE_CHECKING:
+    import os
+
+FIELDS = ("image", "label", "index", "key", "path", "valid")
+STATE_VERSION = 1
+
+
+class Loader:
+    """Batches of images from a source, as a recipe makes them: what `torch.utils.data.DataLoader` is to a dataset.
+
+    The same sample gets the same pixels whatever the batch size, number of threads, world size, and after any resume.
+    Every `iter()` is a fresh epoch: one that follows an iteration which delivered a batch takes the next epoch,
+    unless `set_epoch` or `load_state_dict` was called in between. A new `iter()` ends the older one. Tensors that were
+    handed out are never written to again.
+
+    Args:
+        source: What `gpupipe.open_source` takes: a folder of class folders, or a `Source`.
+        recipe: A `Recipe`, or a torchvision transform, which is converted (`Recipe.from_torchvision`).
+        batch_size: Samples in a batch on this rank.
+        shuffle: A new order each epoch, that of `torch.utils.data.DistributedSampler` with the same seed; or not.
+        seed: For the order and the augmentation; in [0, 2**63).
+        drop_last: Leave out the last batch of a rank if it is incomplete.
+        backend: "auto", "torchvision" or "dali"; `loader.backend` says which was chosen, and why.
+        device: Of the images and labels: a torch device or its name; None: what the backend is best at.
+        sharding: How samples are dealt to processes; None: `Sharding()`, which finds the rank itself.
+        fields: What a batch holds, in this order: "image", "label", "index", "key", "path", "valid", and any of the
+            source's columns.
+        options: `Options` of the backend: threads, prefetch.
+
+    Yields:
+        A tuple with one entry for each field. "image": (n, 3, height, width) of the recipe's dtype; "label": int64,
+        float32 or whatever the source has, stacked; "index": int64 (n,); "valid": bool (n,); "key", "path": lists.
+
+    Raises:
+        ConfigError: An argument that cannot work.
+        BackendUnavailable: A backend or device that this machine does not have.
+        SourceError: A source that cannot be opened; while iterating: `RecordError` or `DecodeError`, which name the
+            sample.
+    """
+
+    def __init__(  # noqa: PLR0913 - DataLoader's arguments, which people know; the rest is in config objects
+        self,
+        source: str | os.PathLike[str] | Source,
+        recipe: Recipe | object,
+        *,
+        batch_size: int,
+        shuffle: bool = False,
+        seed: int = 0,
+        drop_last: bool = False,
+        backend: str = "auto",
+        device: torch.device | str | None = None,
+        sharding: Sharding | None = None,
+        fields: Sequence[str] = ("image", "label"),
+        options: Options | None = None,
+    ) -> None:
+        self._recipe = recipe if isinstance(recipe, Recipe) else Recipe.from_torchvision(recipe)
+        self._batch_size = _check_batch_size(batch_size)
+        self._shuffle, self._drop_last = bool(shuffle), bool(drop_last)
+        self._seed = check_seed(seed)
+        self._sharding = sharding or Sharding()
+        if self._sharding.pad == "mask" and drop_last:
+            raise ConfigError(
+                "drop_last=True leaves samples out, but sharding.pad='mask' promises each exactly once: drop one",
+                field="drop_last",
+                value=True,
+                allowed=False,
+            )
+        self._ranks = find_ranks(self._sharding.rank, self._sharding.world_size)
+        self._options = options or Options()
+        self._choice = backends.choose(backend, device)
+        self._source = open_source(source)
+        if len(self._source) == 0:
+            raise ConfigError(f"{self._source.uri} has no samples", field="source", value=self._source.uri)
+        self._fields = _check_fields(fields, self._source)
+        self._backend: Backend | None = None
+        self._release: weakref.finalize[[], Loader] | None = None
+        self._closed = False
+        self._epoch, self._start = 0, 0
+        self._begun = False  # whether the current epoch has delivered a batch, so that the next iter() moves on
+        self._iteration: Iteration | None = None
+
+    # What a training loop uses
+
+    def __len__(self) -> int:
+        """Batches in a full epoch on this rank."""
+        return self._count_batches(start=0)
+
+    def __iter__(self) -> Iterator[tuple[Any, ...]]:
+        """Begin an epoch, as the class says."""
+        if self._closed:
+            raise StateError("this Loader is closed: make a new one", expected="open", actual="closed")
+        self._end_iteration()
+        if self._begun:
+            self._move_to(self._epoch + 1, 0)
+        self._iteration = Iteration(
+            self._source,
+            self._recipe,
+            self._opened_backend(),
+            order=EpochOrder(len(self._source), shuffle=self._shuffle, seed=self._seed, epoch=self._epoch),
+            rows=self._rows(self._start),
+            seed=self._seed,
+            epoch=self._epoch,
+            batch_size=self._batch_size,
+            drop_last=self._drop_last,
+            prefetch=self._options.prefetch,
+        )
+        return _Batches(self, self._iteration)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Let the next `iter()` take this epoch: its order and its augmentation.
+
+        The restored epoch keeps the restored position; any other starts from its beginning.
+        """
+        if not isinstance(epoch, int) or isinstance(epoch, bool) or epoch < 0:
+            raise ConfigError(
+                f"epoch={epoch!r} is not valid: it must be an integer of at least 0",
+                field="epoch",
+                value=epoch,
+                allowed="an integer >= 0",
+            )
+        if epoch != self._epoch or self._begun:
+            self._move_to(epoch, 0)
+
+    def close(self) -> None:
+        """Stop all background work and free what the backend holds. Idempotent."""
+        self._closed = True
+        self._end_iteration()
+        if self._release is not None:
+            self._release()
+
+    def __enter__(self) -> Loader:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    # Resuming
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where the loader stands, in builtin types: what has been *delivered*; batches in flight do not count.
+
+        Saved on one rank, it restores all ranks.
+        """
+        epoch, delivered = self._position()
+        return {
+            "version": STATE_VERSION,
+            "epoch": epoch,
+            "delivered": delivered,
+            "order": {"length": len(self._source), "shuffle": self._shuffle, "seed": self._seed},
+            "source": self._source.fingerprint,
+            "recipe": self._recipe.fingerprint,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any], *, strict: bool = True) -> None:
+        """Go on where `state_dict` stood. The next `iter()` delivers what was not delivered; nothing is replayed.
+
+        Batch size, threads, backend and world size may differ: each sample left keeps its pixels.
+
+        Args:
+            state: From `state_dict`.
+            strict: False accepts another recipe, at the beginning of an epoch.
+
+        Raises:
+            StateError: The state belongs to another data set, order or recipe; the message says what differs.
+        """
+        if not isinstance(state, Mapping) or state.get("version") != STATE_VERSION:
+            found = state.get("version") if isinstance(state, Mapping) else type(state).__name__
+            raise StateError(
+                f"not a Loader state of version {STATE_VERSION}: found {found!r}", expected=STATE_VERSION, actual=found
+            )
+        mine = self.state_dict()
+        for name in ("order", "source"):
+            if state[name] != mine[name]:
+                raise StateError(
+                    f"the state was saved for another {name}: {state[name]!r}, but this Loader has {mine[name]!r}; "
+                    "make the Loader with the arguments of the saved run",
+                    expected=mine[name],
+                    actual=state[name],
+                )
+        if state["recipe"] != mine["recipe"] and (strict or state["delivered"] > 0):
+            raise StateError(
+                "the state was saved with another recipe, so the rest of the epoch would not match its beginning: use "
+                "that recipe, or, for a state saved at the end of an epoch, pass strict=False",
+                expected=mine["recipe"],
+                actual=state["recipe"],
+            )
+        self._move_to(int(state["epoch"]), int(state["delivered"]))
+
+    # What one may ask
+
+    @property
+    def backend(self) -> backends.Choice:
+        """Which backend runs, on which device, and why."""
+        return self._choice
+
+    @property
+    def dataset(self) -> Source:
+        """The source."""
+        return self._source
+
+    @property
+    def recipe(self) -> Recipe:
+        """What is done to each image."""
+        return self._recipe
+
+    @property
+    def batch_size(self) -> int:
+        """Samples in a batch on this rank."""
+        return self._batch_size
+
+    @property
+    def global_batch_size(self) -> int:
+        """Samples in a batch over all ranks: batch_size x world_size, what the learning rate depends on."""
+        return self._batch_size * self._ranks.world_size
+
+    @property
+    def epoch(self) -> int:
+        """The epoch that is being iterated, or that the next `iter()` takes if none has begun."""
+        return self._epoch
+
+    @property
+    def remaining(self) -> int:
+        """Batches of this epoch not delivered yet on this rank."""
+        if self._begun and self._iteration is not None:
+            return self._iteration.batches - self._iteration.delivered_batches
+        return self._count_batches(self._start)
+
+    @property
+    def sampler(self) -> EpochSampler:
+        """For frameworks that look for `loader.sampler.set_epoch`."""
+        return EpochSampler(self)
+
+    def __repr__(self) -> str:
+        return (
+            f"Loader({self._source.uri}: {len(self._source)} samples, {len(self)} batches of {self._batch_size}, "
+            f"rank {self._ranks.rank} of {self._ranks.world_size}, {self._choice})"
+        )
+
+    # Inside
+
+    def _rows(self, start: int) -> RankRows:
+        return RankRows.deal(
+            len(self._source),
+            start=start,
+            rank=self._ranks.rank,
+            world_size=self._ranks.world_size,
+            pad=self._sharding.pad,
+            batch_size=self._batch_size,
+        )
+
+    def _count_batches(self, start: int) -> int:
+        rows = self._rows(start).count
+        return rows // self._batch_size if self._drop_last else -(-rows // self._batch_size)
+
+    def _position(self) -> tuple[int, int]:
+        """Epoch, and how much of its global order has been delivered."""
+        if not self._begun or self._iteration is None:
+            return self._epoch, self._start
+        if self._iteration.finished:
+            return self._epoch + 1, 0
+        return self._epoch, self._iteration.delivered
+
+    def _opened_backend(self) -> Backend:
+        if self._backend is None:
+            self._backend = backends.create(
+                self._choice.name,
+                self._recipe,
+                device=self._choice.device,
+                batch_size=self._batch_size,
+                options=self._options,
+            )
+            self._release = weakref.finalize(self, self._backend.close)
+        return self._backend
+
+    def _move_to(self, epoch: int, start: int) -> None:
+        self._end_iteration()
+        self._iteration = None
+        self._epoch, self._start, self._begun = epoch, start, False
+
+    def _end_iteration(self) -> None:
+        if self._iteration is not None:
+            self._iteration.close()
+
+    def _next(self, iteration: Iteration) -> tuple[Any, ...]:
+        if iteration is not self._iteration:
+            raise StateError(
+                "this iterator was ended by a newer iter() of the same Loader, by set_epoch or by load_state_dict: "
+                "make two Loaders to iterate twice at once",
+                expected="the newest iterator",
+                actual="an older one",
+            )
+        records, valid, applied = iteration.next_batch()
+        self._begun = True
+        return tuple(self._field(name, records, valid, applied.images) for name in self._fields)
+
+    def _field(self, name: str, records: list[Record], valid: npt.NDArray[np.bool_], images: torch.Tensor) -> Any:
+        device = self._choice.device
+        if name == "image":
+            return images
+        if name == "label":
+            return _stack([record.label for record in records], device)
+        if name == "index":
+            return _stack([record.index for record in records], device)
+        if name == "valid":
+            return torch.from_numpy(valid).to(device)
+        if name == "key":
+            return [record.key for record in records]
+        if name == "path":
+            return [record.path for record in records]
+        return _stack([record.columns[name] for record in records], device)
+
+
+class _Batches(Iterator[tuple[Any, ...]]):
+    """What `iter(loader)` returns. Keeps its Loader alive."""
+
+    def __init__(self, loader: Loader, iteration: Iteration) -> None:
+        self._loader, self._iteration = loader, iteration
+
+    def __next__(self) -> tuple[Any, ...]:
+        return self._loader._next(self._iteration)
+
+    def __len__(self) -> int:
+        return self._iteration.batches
+
+
+class EpochSampler:
+    """The sampler that a Loader shows to frameworks: this rank's indices in the coming epoch's order."""
+
+    def __init__(self, loader: Loader) -> None:
+        self._loader = loader
+
+    def set_epoch(self, epoch: int) -> None:
+        """As `Loader.set_epoch`."""
+        self._loader.set_epoch(epoch)
+
+    def __len__(self) -> int:
+        return self._loader._rows(0).count
+
+    def __iter__(self) -> Iterator[int]:
+        loader = self._loader
+        order = EpochOrder(len(loader.dataset), shuffle=loader._shuffle, seed=loader._seed, epoch=loader.epoch)
+        indices, _ = order.at(loader._rows(0).positions(0, len(self)))
+        return iter(indices.tolist())
+
+
+def _check_batch_size(value: object) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise ConfigError(
+            f"batch_size={value!r} is not valid: it must be an integer of at least 1",
+            field="batch_size",
+            value=value,
+            allowed="an integer >= 1",
+        )
+    return value
+
+
+def _check_fields(fields: Sequence[str], source: Source) -> tuple[str, ...]:
+    allowed = (*FIELDS, *source.columns)
+    if isinstance(fields, str) or not fields or any(name not in allowed for name in fields):
+        raise ConfigError(
+            f"fields={fields!r} is not valid: it must be a sequence of {', '.join(allowed)}",
+            field="fields",
+            value=fields,
+            allowed=allowed,
+        )
+    return tuple(fields)
+
+
+def _stack(values: list[Any], device: torch.device) -> Any:
+    """Numbers and arrays of one shape as a tensor on the device; anything else stays a list."""
+    first = values[0]
+    if isinstance(first, bool | int | np.integer):
+        tensor = torch.tensor([int(value) for value in values], dtype=torch.int64)
+    elif isinstance(first, float | np.floating):
+        tensor = torch.tensor([float(value) for value in values], dtype=torch.float32)
+    elif isinstance(first, np.ndarray):
+        tensor = torch.from_numpy(np.stack(values))
+    elif isinstance(first, torch.Tensor):
+        tensor = torch.stack(values)
+    else:
+        return values
+    return tensor.to(device)
