@@ -1,0 +1,88 @@
+"""Pillow behind one door: every failure is a DecodeError, and no warning gets out."""
+
+from __future__ import annotations
+
+import io
+import threading
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TypeVar
+
+from PIL import Image, ImageFile, UnidentifiedImageError
+
+from gpupipe.errors import DecodeError
+from gpupipe.records import Encoded
+
+T = TypeVar("T")
+
+_TRIES = 3
+
+
+class _Quiet(threading.local):
+    depth = 0
+
+
+_quiet = _Quiet()
+
+
+class _WhereQuiet(type):
+    """Makes every warning a "subclass" in threads that are inside `silenced`, and none in the others."""
+
+    def __subclasscheck__(cls, subclass: type) -> bool:
+        return _quiet.depth > 0
+
+
+class _PillowWarning(Warning, metaclass=_WhereQuiet):
+    """The category of the one filter that `silenced` adds."""
+
+
+@contextmanager
+def silenced() -> Iterator[None]:
+    """No warnings from this thread; those of other threads come as before.
+
+    `warnings.catch_warnings` swaps the filters of the whole process, so that threads undo each other's changes. Here
+    one filter stays in the list, and its category matches only in threads that are inside this block.
+    """
+    if not any(entry[2] is _PillowWarning for entry in warnings.filters):
+        warnings.filterwarnings("ignore", category=_PillowWarning)
+    _quiet.depth += 1
+    try:
+        yield
+    finally:
+        _quiet.depth -= 1
+
+
+def use_image(data: Encoded, use: Callable[[ImageFile.ImageFile], T]) -> T:
+    """`use(PIL.Image.open(data))`, silently.
+
+    Args:
+        data: The bytes of an image file.
+        use: Called with the opened image; the image is closed afterwards.
+
+    Returns:
+        What `use` returned.
+
+    Raises:
+        DecodeError: Pillow could not identify the bytes, or failed in `use`.
+    """
+    if not len(data):
+        raise DecodeError("the file is empty (0 bytes)")
+    for _ in range(_TRIES):
+        try:
+            with silenced(), Image.open(io.BytesIO(data)) as image:
+                return use(image)
+        except DecodeError:
+            raise
+        except UnidentifiedImageError as error:
+            raise DecodeError(
+                f"no image format that Pillow knows ({len(data)} bytes that begin with {bytes(data[:8])!r})"
+            ) from error
+        except Warning as error:
+            # Warnings are errors here, and another thread's catch_warnings took the filter away while this one worked.
+            escalated = error
+        except Exception as error:
+            # Pillow's plugins raise nearly everything on damaged files: OSError, SyntaxError, ValueError, EOFError,
+            # struct.error, IndexError, KeyError, MemoryError, zlib.error, DecompressionBombError, ...
+            raise DecodeError(f"Pillow: {type(error).__name__}: {error}") from error
+    raise DecodeError(f"Pillow: {type(escalated).__name__}: {escalated}") from escalated
