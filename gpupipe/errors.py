@@ -6,11 +6,21 @@ message, and every class survives pickling, because errors travel out of worker 
 
 from __future__ import annotations
 
+import pickle
 from typing import Any
 
 
 def _rebuild(cls: type[GpupipeError], message: str, facts: dict[str, Any]) -> GpupipeError:
     return cls(message, **facts)
+
+
+def _picklable(value: Any) -> Any:
+    """The value itself, or its repr where it cannot be pickled: a lambda given as an argument, an open file."""
+    try:
+        pickle.dumps(value)
+    except Exception:
+        return repr(value)
+    return value
 
 
 class GpupipeError(Exception):
@@ -19,7 +29,7 @@ class GpupipeError(Exception):
     Args:
         message: What failed, the value found, what is allowed and what to do.
         **facts: The same as data; each becomes an attribute. A class lists the names it always has in `FACTS`
-            (``None`` when unknown).
+            (``None`` when unknown). A fact that cannot be pickled travels as its repr.
     """
 
     FACTS: tuple[str, ...] = ()
@@ -32,7 +42,7 @@ class GpupipeError(Exception):
             setattr(self, name, value)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _rebuild, (type(self), self.message, self.facts)
+        return _rebuild, (type(self), self.message, {name: _picklable(value) for name, value in self.facts.items()})
 
     def __str__(self) -> str:
         return self.message

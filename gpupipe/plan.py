@@ -8,6 +8,7 @@ from __future__ import annotations
 import itertools
 from collections import Counter
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -31,6 +32,7 @@ from gpupipe.rng import Op, check_seed, first_counter_word, uniforms
 F64 = npt.NDArray[np.float64]
 I64 = npt.NDArray[np.int64]
 
+MAX_INT32 = (1 << 31) - 1  # `Plan` holds int32
 CROP_TRIES = 10  # torchvision.transforms.v2.RandomResizedCrop.make_params
 _ORDERS = np.array(list(itertools.permutations(range(4))), np.uint8)
 
@@ -107,17 +109,30 @@ def draw(
 
 
 def _whole(name: str, values: npt.ArrayLike) -> I64:
-    found = np.asarray(values)
+    """Integers (n,) in [0, 2**63) as int64."""
+    try:
+        found = np.asarray(values)
+    except ValueError:  # rows of different lengths
+        found = np.asarray(None)
     if found.size == 0:
         found = found.astype(np.int64)
-    if found.ndim != 1 or found.dtype.kind not in "iu" or (found.size and found.min() < 0):
+    if found.ndim != 1 or not _integers_from(found, 0):
         raise ConfigError(
-            f"{name} must be one row of integers that are not negative, not {found.dtype} of shape {found.shape}",
+            f"{name} must be one row of integers from 0 to 2**63 - 1, not {_shown(found)}",
             field=name,
             value=values,
-            allowed="integers >= 0 of shape (n,)",
+            allowed="integers in [0, 2**63) of shape (n,)",
         )
     return found.astype(np.int64, copy=False)
+
+
+def _integers_from(found: npt.NDArray[Any], least: int, most: int = (1 << 63) - 1) -> bool:
+    return found.dtype.kind in "iu" and (not found.size or (int(found.min()) >= least and int(found.max()) <= most))
+
+
+def _shown(found: npt.NDArray[Any]) -> str:
+    limits = f" from {found.min()} to {found.max()}" if found.size and found.dtype.kind in "iuf" else ""
+    return f"{found.dtype} of shape {found.shape}{limits}"
 
 
 class _Geometry:
@@ -159,17 +174,19 @@ def resolve(recipe: Recipe, draws: Draws, sizes: npt.ArrayLike) -> Plan:
         sizes: Integers (n, 2): height and width of each image in pixels, as it will be decoded.
 
     Raises:
-        ConfigError: Sizes that are not positive or of another number than the draws.
+        ConfigError: Sizes that are no positive integers, or of another number than the draws; draws of another
+            recipe; a resized side that does not fit into int32.
     """
-    size = np.asarray(sizes, np.int64).reshape(-1, 2)
-    if len(size) != len(draws) or (size.size and size.min() < 1):
+    blocks = sum(_DRAWS[type(step)][1] for step in recipe.steps if type(step) in _DRAWS)
+    if blocks != len(draws.uniforms):
         raise ConfigError(
-            f"sizes must give a positive height and width for each of {len(draws)} samples, not {size.shape[0]}",
-            field="sizes",
-            value=size.shape,
-            allowed=(len(draws), 2),
+            f"these draws hold {len(draws.uniforms)} blocks of numbers and the recipe takes {blocks}: "
+            "they were made for another recipe; draw anew",
+            field="draws",
+            value=len(draws.uniforms),
+            allowed=blocks,
         )
-    geometry = _Geometry(size)
+    geometry = _Geometry(_checked_sizes(sizes, len(draws)))
     colour: list[ColourRows] = []
     block = 0
     for step in recipe.steps:
@@ -193,6 +210,15 @@ def resolve(recipe: Recipe, draws: Draws, sizes: npt.ArrayLike) -> Plan:
             colour.append(GreyRows(numbers[0, 0] < step.p))
         elif isinstance(step, Grayscale):
             colour.append(GreyRows(np.ones(len(draws), np.bool_)))
+    if len(draws) and geometry.resized.max() > MAX_INT32:
+        row = int(geometry.resized.max(axis=1).argmax())
+        raise ConfigError(
+            f"sample {draws.index[row]} of {geometry.height[row]} x {geometry.width[row]} pixels would be resized to "
+            f"{geometry.resized[row, 0]} x {geometry.resized[row, 1]}; give Resize a max_size or (height, width)",
+            field="sizes",
+            value=(int(geometry.height[row]), int(geometry.width[row])),
+            allowed=f"resized sides of at most {MAX_INT32}",
+        )
     return Plan(
         index=draws.index,
         occurrence=draws.occurrence,
@@ -203,6 +229,24 @@ def resolve(recipe: Recipe, draws: Draws, sizes: npt.ArrayLike) -> Plan:
         flip=geometry.flip,
         colour=tuple(colour),
     )
+
+
+def _checked_sizes(sizes: npt.ArrayLike, n: int) -> I64:
+    try:
+        found = np.asarray(sizes)
+    except ValueError:  # rows of different lengths
+        found = np.asarray(None)
+    if n == 0 and found.size == 0:
+        return np.empty((0, 2), np.int64)
+    if found.shape != (n, 2) or not _integers_from(found, 1, MAX_INT32):
+        raise ConfigError(
+            f"sizes must be (height, width) in pixels, integers from 1 to 2**31 - 1, for each of {n} samples, not "
+            + _shown(found),
+            field="sizes",
+            value=sizes,
+            allowed=f"integers in [1, 2**31) of shape ({n}, 2)",
+        )
+    return found.astype(np.int64, copy=False)
 
 
 def make_plan(

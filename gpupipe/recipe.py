@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, cast
@@ -39,7 +39,14 @@ def _fail(name: str, value: object, allowed: str) -> ConfigError:
 
 
 def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    """A finite real number that a float can hold; comparing is exact even where converting would overflow."""
+    largest = sys.float_info.max
+    return isinstance(value, int | float) and not isinstance(value, bool) and -largest <= value <= largest
+
+
+def _float(value: object) -> float:
+    """A number as a float, with -0.0 as 0.0: equal steps must have equal fingerprints."""
+    return float(cast("float", value)) + 0.0
 
 
 def _is_side(value: object) -> bool:
@@ -62,7 +69,7 @@ def _pair(name: str, value: object) -> Size2:
 
 def _range(name: str, value: object, low: float, high: float) -> Range:
     if isinstance(value, Sequence) and len(value) == 2 and all(map(_is_number, value)):
-        first, last = float(value[0]), float(value[1])
+        first, last = _float(value[0]), _float(value[1])
         if low <= first <= last <= high:
             return first, last
     raise _fail(name, value, f"(low, high) with {low:g} <= low <= high <= {high:g}")
@@ -70,7 +77,7 @@ def _range(name: str, value: object, low: float, high: float) -> Range:
 
 def _probability(name: str, value: object) -> float:
     if _is_number(value) and 0 <= cast("float", value) <= 1:
-        return float(cast("float", value))
+        return _float(value)
     raise _fail(name, value, "a probability from 0 to 1")
 
 
@@ -199,17 +206,17 @@ class RandomVerticalFlip(Step):
 
 def _jitter_range(name: str, value: object, *, hue: bool = False) -> Range | None:
     """torchvision's reading of a ColorJitter argument; None where the step would do nothing."""
-    center, low, high = (0.0, -0.5, 0.5) if hue else (1.0, 0.0, 1e6)
+    center, low, high = (0.0, -0.5, 0.5) if hue else (1.0, 0.0, 1e6)  # torchvision: no upper bound
     if value is None:
         return None
     if _is_number(value):
-        spread = cast("float", value)
-        if spread < 0 or (hue and spread > 0.5):
-            raise _fail(name, value, "from 0 to 0.5 (turns)" if hue else "at least 0")
+        spread = _float(value)
+        if not 0 <= spread <= high - center:
+            raise _fail(name, value, f"from 0 to {high - center:g}" + (" (turns)" if hue else ""))
         found = (center - spread, center + spread) if hue else (max(0.0, center - spread), center + spread)
     else:
         found = _range(name, value, low, high)
-    return None if found[0] == found[1] == center else (float(found[0]), float(found[1]))
+    return None if found[0] == found[1] == center else found
 
 
 @dataclass(frozen=True, slots=True)
@@ -285,7 +292,7 @@ class Normalize(Step):
                 raise _fail(name, value, "one number or three (red, green, blue), for pixels in [0, 1]")
             if name == "std" and min(channels) <= 0:
                 raise _fail(name, value, "positive")
-            three = [float(c) for c in channels] * (3 if len(channels) == 1 else 1)
+            three = [_float(c) for c in channels] * (3 if len(channels) == 1 else 1)
             self._set(**{name: tuple(three)})
 
 
@@ -322,29 +329,50 @@ STEP_TYPES: dict[str, type[Step]] = {
 }
 
 
-def _check_order(steps: tuple[Step, ...]) -> None:
-    """One crop or resize, at most one centre crop behind it, then colour, then one Normalize; flips anywhere before."""
-    rank = {"crop": 0, "center": 1, "colour": 2, "normalize": 3}
-    last, previous = -1, ""
+_STEP_CLASSES = frozenset(STEP_TYPES.values())
+_RANK = {"crop": 0, "center": 1, "colour": 2, "normalize": 3}
+_WHY_BEFORE = {
+    "center": "padding and rounding would differ",
+    "colour": "colour steps see the finished size, so the pixels would differ",
+    "normalize": "it works on pixels in [0, 1]",
+}
+
+
+def order_problems(steps: Sequence[Step]) -> list[tuple[int, str]]:
+    """Position of each step that stands in the wrong place, and what it must be instead; empty where all is well.
+
+    The order: one crop or resize, at most one centre crop behind it, then colour, then one Normalize; flips anywhere
+    before Normalize.
+    """
+    problems: list[tuple[int, str]] = []
+    last: Step | None = None
     for position, step in enumerate(steps):
-        name = type(step).__name__
-        if step.STAGE == "flip":
-            if last == rank["normalize"]:
-                raise _fail(f"steps[{position}]", name, "before Normalize")
-            continue
-        here = rank[step.STAGE]
-        if here == last and step.STAGE != "colour":
-            raise _fail(
-                f"steps[{position}]", name, f"given once; {previous} came before and does the same kind of work"
-            )
-        if here < last:
-            why = {
-                "colour": "its contrast would be that of another area, so the pixels would differ",
-                "center": "padding and rounding would differ",
-                "normalize": "it works on pixels in [0, 1]",
-            }[next(stage for stage, value in rank.items() if value == last)]
-            raise _fail(f"steps[{position}]", name, f"before {previous} ({why}); change the order of the steps")
-        last, previous = here, name
+        stage, before = step.STAGE, last.STAGE if last is not None else None
+        name = type(last).__name__
+        if stage == "flip":
+            if before == "normalize":
+                problems.append((position, "before Normalize"))
+        elif before is None or _RANK[stage] > _RANK[before] or stage == before == "colour":
+            last = step
+        elif stage == before:
+            problems.append((position, f"given once; {name} came before and does the same kind of work"))
+        else:
+            problems.append((position, f"before {name} ({_WHY_BEFORE[before]}); change the order of the steps"))
+    return problems
+
+
+def fixed_size(steps: Sequence[Step]) -> Size2 | None:
+    """(height, width) in pixels that every image has after the steps; None where it depends on the image."""
+    size: Size2 | None = None
+    for step in steps:
+        if isinstance(step, RandomResizedCrop | CenterCrop):
+            size = step.size
+        elif isinstance(step, Resize):
+            size = step.size if isinstance(step.size, tuple) else None
+    return size
+
+
+SIZE_REMEDY = "add RandomResizedCrop, CenterCrop, or Resize with (height, width)"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -374,19 +402,25 @@ class Recipe:
     notes: tuple[str, ...] = field(default=(), compare=False)
 
     def __post_init__(self) -> None:
-        if not isinstance(self.steps, Sequence) or not all(isinstance(step, Step) for step in self.steps):
+        if not isinstance(self.steps, Sequence) or not all(type(step) in _STEP_CLASSES for step in self.steps):
             raise _fail("steps", self.steps, "a sequence of gpupipe steps (" + ", ".join(STEP_TYPES) + ")")
         object.__setattr__(self, "steps", tuple(self.steps))
-        object.__setattr__(self, "notes", tuple(self.notes))
         _choice("precision", self.precision, ("float32", "uint8"))
         _choice("exif", self.exif, ("ignore", "apply"))
         if not isinstance(self.output, Output):
             raise _fail("output", self.output, "an Output")
-        _check_order(self.steps)
-        if self._fixed_size() is None:
+        if (
+            not isinstance(self.notes, Sequence)
+            or isinstance(self.notes, str)
+            or not all(isinstance(note, str) for note in self.notes)
+        ):
+            raise _fail("notes", self.notes, "a sequence of strings")
+        object.__setattr__(self, "notes", tuple(self.notes))
+        for position, allowed in order_problems(self.steps):
+            raise _fail(f"steps[{position}]", type(self.steps[position]).__name__, allowed)
+        if fixed_size(self.steps) is None:
             raise ConfigError(
-                "the steps leave images of different sizes, which make no batch: add RandomResizedCrop, CenterCrop, "
-                "or Resize with (height, width)",
+                f"the steps leave images of different sizes, which make no batch: {SIZE_REMEDY}",
                 field="steps",
                 value=[type(step).__name__ for step in self.steps],
                 allowed="a last crop or resize to a fixed size",
@@ -432,7 +466,7 @@ class Recipe:
                 raise _fail("jitter", jitter, "None or (brightness, contrast, saturation, hue)")
             steps.append(ColorJitter(*jitter))
         steps.append(Normalize(mean, std))
-        return cls(steps=tuple(steps), precision=precision, exif=exif, output=output or Output())
+        return cls(steps=tuple(steps), precision=precision, exif=exif, output=Output() if output is None else output)
 
     @classmethod
     def eval(
@@ -458,7 +492,7 @@ class Recipe:
             ConfigError: An argument that cannot work.
         """
         steps = (Resize(resize, interpolation=interpolation), CenterCrop(size), Normalize(mean, std))
-        return cls(steps=steps, precision=precision, exif=exif, output=output or Output())
+        return cls(steps=steps, precision=precision, exif=exif, output=Output() if output is None else output)
 
     @classmethod
     def from_torchvision(cls, transform: object) -> Recipe:
@@ -473,19 +507,10 @@ class Recipe:
 
         return to_torchvision(self)
 
-    def _fixed_size(self) -> Size2 | None:
-        size: Size2 | None = None
-        for step in self.steps:
-            if isinstance(step, RandomResizedCrop | CenterCrop):
-                size = step.size
-            elif isinstance(step, Resize):
-                size = step.size if isinstance(step.size, tuple) else None
-        return size
-
     @property
     def output_size(self) -> Size2:
         """(height, width) of every image in a batch, in pixels."""
-        size = self._fixed_size()
+        size = fixed_size(self.steps)
         assert size is not None, "checked at construction"
         return size
 
@@ -538,8 +563,13 @@ class Recipe:
         """
         try:
             found = json.loads(text)
-        except ValueError as error:
-            raise ConfigError(f"not a recipe: invalid JSON ({error})", field="text", value=text[:80]) from error
+        except (ValueError, TypeError, RecursionError) as error:
+            raise ConfigError(
+                f"not a recipe: invalid JSON ({error}); give the text that to_json wrote",
+                field="text",
+                value=text[:80] if isinstance(text, str) else text,
+                allowed="JSON text",
+            ) from error
         if not isinstance(found, Mapping) or found.get("version") != 1 or not isinstance(found.get("steps"), list):
             raise ConfigError(
                 'not a recipe of version 1: expected an object with "version": 1 and "steps"',
@@ -553,13 +583,13 @@ class Recipe:
         try:
             output = Output(**found.get("output", {}))
         except TypeError as error:
-            raise ConfigError(f"output: {error}", field="output", value=found["output"]) from error
+            raise _fail("output", found["output"], 'an object with "dtype" and "memory_format" at most') from error
         return cls(
             steps=tuple(_step_from_dict(position, step) for position, step in enumerate(found["steps"])),
             precision=found.get("precision", "float32"),
             exif=found.get("exif", "ignore"),
             output=output,
-            notes=tuple(found.get("notes", ())),
+            notes=found.get("notes", ()),
         )
 
     @property
@@ -583,14 +613,15 @@ class Recipe:
 
 def _step_from_dict(position: int, found: object) -> Step:
     name = found.get("step") if isinstance(found, Mapping) else None
-    if not isinstance(found, Mapping) or name not in STEP_TYPES:
+    if not isinstance(found, Mapping) or not isinstance(name, str) or name not in STEP_TYPES:
         raise _fail(f"steps[{position}]", found, "an object whose 'step' is one of " + ", ".join(STEP_TYPES))
     arguments = {key: tuple(value) if isinstance(value, list) else value for key, value in found.items()}
     del arguments["step"]
     try:
         return STEP_TYPES[name](**arguments)
     except TypeError as error:
-        raise ConfigError(f"steps[{position}] ({name}): {error}", field=f"steps[{position}]", value=found) from error
+        allowed = ", ".join(f.name for f in fields(cast("Any", STEP_TYPES[name]))) or "no further entries"
+        raise _fail(f"steps[{position}]", found, f"an object whose entries are those of {name}: {allowed}") from error
 
 
 def _short(value: object) -> str:
