@@ -1,0 +1,69 @@
+"""open_source picks the right source, or says what there is."""
+
+import pytest
+
+from gpupipe.errors import ConfigError, SourceError
+from gpupipe.records import Record
+from gpupipe.sources import open_source
+from gpupipe.sources.base import check_index, is_source
+from gpupipe.sources.folder import ImageFolder
+
+
+class Tiny:
+    uri = "memory"
+    fingerprint = "1"
+    columns = ()
+
+    @property
+    def labels(self):
+        raise AssertionError("asked for labels")
+
+    def __len__(self):
+        return 1
+
+    def __getitem__(self, index):
+        return Record(data=b"", label=0, index=check_index(index, 1), key="0")
+
+    def close(self):
+        pass
+
+
+@pytest.mark.parametrize("kind", [str, lambda path: path, lambda path: f"{path}/"])
+def test_open_source_of_a_folder_is_an_image_folder(image_folder, kind):
+    source = open_source(kind(image_folder))
+    assert isinstance(source, ImageFolder)
+    assert source.uri == str(image_folder)
+
+
+def test_open_source_of_a_source_is_itself_and_calls_nothing():
+    source = Tiny()
+    assert open_source(source) is source
+
+
+def test_open_source_of_an_image_folder_is_itself(image_folder):
+    source = ImageFolder(image_folder)
+    assert open_source(source) is source
+
+
+def test_open_source_of_nothing_raises_source_error(tmp_path):
+    with pytest.raises(SourceError, match=r"there is no .*gone.*Supported are: a folder of class folders"):
+        open_source(tmp_path / "gone")
+
+
+@pytest.mark.parametrize("target", [None, 3, [1, 2], object(), "s3://bucket/train", ImageFolder])
+def test_open_source_of_something_else_raises_config_error(target):
+    with pytest.raises(ConfigError, match="Supported are: a folder of class folders") as error:
+        open_source(target)
+    assert error.value.field == "source"
+
+
+def test_open_source_of_a_file_raises_config_error(tmp_path):
+    path = tmp_path / "list.xyz"
+    path.write_text("")
+    with pytest.raises(ConfigError, match=r"list\.xyz"):
+        open_source(path)
+
+
+def test_is_source_of_a_list_is_false():
+    assert not is_source([b"1", b"2"])
+    assert is_source(Tiny())
