@@ -90,7 +90,7 @@ def native_rgb(data: Encoded) -> U8:
         # torchvision 0.29 calls its decoders deprecated, once for each thread and place.
         with silenced():
             planes = decoder(_as_tensor(data))
-    except RuntimeError:
+    except (RuntimeError, Warning):  # a warning: see `gpupipe.pillow.quietly`
         return pillow_rgb(data)
     # (3, height, width) is a view of interleaved memory; turned back it is contiguous, and nothing is copied.
     pixels: U8 = planes.permute(1, 2, 0).numpy()

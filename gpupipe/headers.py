@@ -10,7 +10,7 @@ from functools import partial
 from PIL import ExifTags, Image, ImageFile
 
 from gpupipe.errors import DecodeError
-from gpupipe.pillow import silenced, use_image
+from gpupipe.pillow import quietly, use_image
 from gpupipe.recipe import Exif
 from gpupipe.records import Encoded, Record
 
@@ -143,7 +143,7 @@ def _scan_jpeg(data: Encoded) -> Header | None:
             continue
         length = data[position + 2] << 8 | data[position + 3]
         body, end = position + 4, position + 2 + length
-        if length < 2 or end > size:
+        if end > size:
             return None
         if marker == _SOS:
             if not components:
@@ -228,11 +228,13 @@ def _exif_value(exif: bytes) -> object:
 
 
 def _exif_value_of_pillow(exif: bytes) -> object:
-    tags = Image.Exif()
+    def read() -> object:
+        tags = Image.Exif()
+        tags.load(exif)
+        return tags.get(ExifTags.Base.Orientation)
+
     try:
-        with silenced():
-            tags.load(exif)
-            return tags.get(ExifTags.Base.Orientation)
+        return quietly(read)
     except Exception:
         # Whatever Pillow cannot read, from SyntaxError to struct.error, is no orientation.
         return 1
@@ -255,6 +257,8 @@ def _orientation_of_pillow(data: Encoded, image: ImageFile.ImageFile) -> int:
     try:
         tags = Image.Image.getexif(image) if header_is_enough else image.getexif()
         return _valid_orientation(tags.get(ExifTags.Base.Orientation))
+    except Warning:
+        raise  # use_image begins anew
     except Exception:
         return 1  # as in _exif_value_of_pillow
 

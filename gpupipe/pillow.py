@@ -16,7 +16,7 @@ from gpupipe.records import Encoded
 
 T = TypeVar("T")
 
-_TRIES = 3
+_TRIES = 10
 
 
 class _Quiet(threading.local):
@@ -34,7 +34,7 @@ class _WhereQuiet(type):
 
 
 class _PillowWarning(Warning, metaclass=_WhereQuiet):
-    """The category of the one filter that `silenced` adds."""
+    """The category of the one filter that `silenced` adds; nothing ever warns of it."""
 
 
 @contextmanager
@@ -44,7 +44,8 @@ def silenced() -> Iterator[None]:
     `warnings.catch_warnings` swaps the filters of the whole process, so that threads undo each other's changes. Here
     one filter stays in the list, and its category matches only in threads that are inside this block.
     """
-    if not any(entry[2] is _PillowWarning for entry in warnings.filters):
+    # First in the list, before an "error" that the program may have put there since.
+    if not warnings.filters or warnings.filters[0][2] is not _PillowWarning:
         warnings.filterwarnings("ignore", category=_PillowWarning)
     _quiet.depth += 1
     try:
@@ -53,12 +54,28 @@ def silenced() -> Iterator[None]:
         _quiet.depth -= 1
 
 
+def quietly(work: Callable[[], T]) -> T:
+    """`work()` inside `silenced`, from the start again where a warning was raised as an error nevertheless.
+
+    Another thread's catch_warnings can put an "error" before the filter of `silenced` at the wrong moment. That says
+    nothing about the file in work.
+    """
+    for _ in range(_TRIES - 1):
+        try:
+            with silenced():
+                return work()
+        except Warning:
+            continue
+    with silenced():
+        return work()
+
+
 def use_image(data: Encoded, use: Callable[[ImageFile.ImageFile], T]) -> T:
     """`use(PIL.Image.open(data))`, silently.
 
     Args:
         data: The bytes of an image file.
-        use: Called with the opened image; the image is closed afterwards.
+        use: Called with the opened image, and perhaps again; the image is closed afterwards.
 
     Returns:
         What `use` returned.
@@ -66,23 +83,22 @@ def use_image(data: Encoded, use: Callable[[ImageFile.ImageFile], T]) -> T:
     Raises:
         DecodeError: Pillow could not identify the bytes, or failed in `use`.
     """
+
+    def work() -> T:
+        with Image.open(io.BytesIO(data)) as image:
+            return use(image)
+
     if not len(data):
         raise DecodeError("the file is empty (0 bytes)")
-    for _ in range(_TRIES):
-        try:
-            with silenced(), Image.open(io.BytesIO(data)) as image:
-                return use(image)
-        except DecodeError:
-            raise
-        except UnidentifiedImageError as error:
-            raise DecodeError(
-                f"no image format that Pillow knows ({len(data)} bytes that begin with {bytes(data[:8])!r})"
-            ) from error
-        except Warning as error:
-            # Warnings are errors here, and another thread's catch_warnings took the filter away while this one worked.
-            escalated = error
-        except Exception as error:
-            # Pillow's plugins raise nearly everything on damaged files: OSError, SyntaxError, ValueError, EOFError,
-            # struct.error, IndexError, KeyError, MemoryError, zlib.error, DecompressionBombError, ...
-            raise DecodeError(f"Pillow: {type(error).__name__}: {error}") from error
-    raise DecodeError(f"Pillow: {type(escalated).__name__}: {escalated}") from escalated
+    try:
+        return quietly(work)
+    except DecodeError:
+        raise
+    except UnidentifiedImageError as error:
+        raise DecodeError(
+            f"no image format that Pillow knows ({len(data)} bytes that begin with {bytes(data[:8])!r})"
+        ) from error
+    except Exception as error:
+        # Pillow's plugins raise nearly everything on damaged files: OSError, SyntaxError, ValueError, EOFError,
+        # struct.error, IndexError, KeyError, MemoryError, zlib.error, DecompressionBombError, ...
+        raise DecodeError(f"Pillow: {type(error).__name__}: {error}") from error
