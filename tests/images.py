@@ -98,8 +98,8 @@ def _jpeg_of_factors(pixels: U8, h: int, v: int, options: dict[str, Any]) -> byt
     chroma = ycc[..., 1:].reshape(rows * 8, v, columns * 8, h, 2).mean(axis=(1, 3)).round().astype(np.uint8)
     chroma = chroma.repeat(as_v, axis=0).repeat(as_h, axis=1)
     out = io.BytesIO()
-    planes = np.concatenate([luma[..., None], chroma], axis=2)
-    Image.fromarray(planes, mode="YCbCr").save(out, "JPEG", subsampling=subsampling, **options)
+    planes = [Image.fromarray(np.ascontiguousarray(plane)) for plane in (luma, chroma[..., 0], chroma[..., 1])]
+    Image.merge("YCbCr", planes).save(out, "JPEG", subsampling=subsampling, **options)
     data = bytearray(out.getvalue())
     frame = data.index(b"\xff\xc2" if options["progressive"] else b"\xff\xc0")
     data[frame + 5 : frame + 9] = struct.pack(">HH", height, width)
