@@ -88,7 +88,7 @@ def name_record(error: DecodeError, record: Record) -> DecodeError:
     }
     return DecodeError(
         f"record {record.index} ({record.key!r}{where}) cannot be decoded: {error.message}. "
-        'Repair or remove it, or pass on_error="substitute" or "ignore"',
+        "Repair the file, or remove it from the data set",
         **facts,
     )
 
