@@ -24,7 +24,7 @@ format: $(VENV)/.test-installed
 # torch alone is gigabytes: the first installation takes a minute or more, depending on the network.
 $(VENV)/.demo-installed: pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(PIP) install -q -e '.[demo]'
+	$(PIP) install -q -e '.[demo,fast]'
 	touch $@
 
 $(VENV)/.test-installed: pyproject.toml
