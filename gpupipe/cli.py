@@ -1,0 +1,260 @@
+"""The `gpupipe` command. Each subcommand is one function below and its `@_command`; heavy imports stand inside it.
+
+Exit status: 0 done; 1 the command's answer is no (a tolerance is broken); 2 wrong use, or something that cannot be
+read or run, with one line on stderr; 130 interrupted; 141 nobody reads the output any more.
+"""
+
+from __future__ import annotations
+
+import argparse
+import inspect
+import os
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from gpupipe import __version__
+from gpupipe.errors import ConfigError, GpupipeError, SourceError
+
+if TYPE_CHECKING:
+    from gpupipe.recipe import Recipe
+
+OK, NO, ERROR, INTERRUPTED, BROKEN_PIPE = 0, 1, 2, 130, 141
+
+Run = Callable[[argparse.Namespace], int]
+Argument = tuple[tuple[str, ...], dict[str, Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class _Command:
+    """A subcommand: what `--help` says of it, what it takes, and the function that does it."""
+
+    help: str
+    arguments: tuple[Argument, ...]
+    run: Run
+
+
+_COMMANDS: dict[str, _Command] = {}
+
+
+def _argument(*flags: str, **keywords: Any) -> Argument:
+    """The arguments of `ArgumentParser.add_argument`."""
+    return flags, keywords
+
+
+def _command(name: str, summary: str, *arguments: Argument) -> Callable[[Run], Run]:
+    """Register the function below as a subcommand; its docstring is the long help."""
+
+    def register(run: Run) -> Run:
+        _COMMANDS[name] = _Command(summary, arguments, run)
+        return run
+
+    return register
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command.
+
+    Args:
+        argv: The arguments after the program's name; None: those of this process.
+
+    Returns:
+        The exit status, as the module says.
+    """
+    try:
+        arguments = _parser().parse_args(argv)
+        status = int(arguments.run(arguments))
+        sys.stdout.flush()
+    except GpupipeError as error:
+        print(f"gpupipe: {' '.join(str(error).split())}", file=sys.stderr)
+        return ERROR
+    except KeyboardInterrupt:
+        print("gpupipe: interrupted", file=sys.stderr)
+        return INTERRUPTED
+    except BrokenPipeError:
+        # `gpupipe ... | head` has seen enough. The interpreter flushes stdout once more at its end: into nothing.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return BROKEN_PIPE
+    return status
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="gpupipe",
+        description="torchvision's training pixels, faster, on the GPU or the CPU.",
+        epilog="`gpupipe COMMAND --help` says more about a command.",
+    )
+    parser.add_argument("--version", action="version", version=f"gpupipe {__version__}")
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    for name, command in _COMMANDS.items():
+        added = commands.add_parser(
+            name,
+            help=command.help,
+            description=inspect.cleandoc(command.run.__doc__ or ""),
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
+        for flags, keywords in command.arguments:
+            added.add_argument(*flags, **keywords)
+        added.set_defaults(run=command.run)
+    return parser
+
+
+# Recipes by name, shared by the commands that take one
+
+_TRAIN_JITTER = (0.4, 0.4, 0.4, 0.1)
+_RECIPES = ("train", "train-jitter", "eval")
+_RECIPE_OPTIONS = (
+    _argument("--size", type=int, metavar="PX", help="side of the output (default 224)"),
+    _argument("--resize", type=int, metavar="PX", help="eval: what the shorter side becomes (default 256)"),
+    _argument("--interpolation", choices=("bilinear", "bicubic"), help="default bilinear"),
+    _argument("--precision", choices=("float32", "uint8"), help="where pixels are rounded (default float32: nowhere)"),
+    _argument("--exif", choices=("ignore", "apply"), help="what to do with EXIF orientation (default ignore)"),
+    _argument("--dtype", choices=("float32", "float16", "bfloat16"), help="type of the batch (default float32)"),
+)
+
+
+def _recipe(name: str, arguments: argparse.Namespace) -> Recipe:
+    """The recipe that `name` and the options above describe."""
+    from gpupipe.recipe import Output, Recipe
+
+    names = ("size", "resize", "interpolation", "precision", "exif", "dtype")
+    given = {option: getattr(arguments, option) for option in names if getattr(arguments, option) is not None}
+    if name not in _RECIPES:
+        if given:
+            options = ", ".join(f"--{option}" for option in given)
+            raise ConfigError(
+                f"{options} cannot change the recipe in {name}: edit the file, or name one of {', '.join(_RECIPES)}",
+                field=next(iter(given)),
+                value=name,
+                allowed=_RECIPES,
+            )
+        return _recipe_file(name)
+    if "resize" in given and name != "eval":
+        raise ConfigError(
+            f"--resize belongs to the recipe eval, not to {name}: a random crop is resized to --size",
+            field="resize",
+            value=given["resize"],
+        )
+    if "dtype" in given:
+        given["output"] = Output(dtype=given.pop("dtype"))
+    if name == "eval":
+        # torchvision's 256 for 224, for other sizes too.
+        given.setdefault("resize", round(given.get("size", 224) * 256 / 224))
+        return Recipe.eval(**given)
+    return Recipe.train(jitter=_TRAIN_JITTER if name == "train-jitter" else None, **given)
+
+
+def _recipe_file(name: str) -> Recipe:
+    from gpupipe.recipe import Recipe
+
+    try:
+        text = Path(name).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        known = f"a recipe is one of {', '.join(_RECIPES)}, or a JSON file"
+        raise SourceError(f"cannot read the recipe {name!r} ({_why(error)}): {known}", uri=name) from error
+    return Recipe.from_json(text)
+
+
+def _why(error: Exception) -> str:
+    return (error.strerror if isinstance(error, OSError) else None) or str(error)
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    """Integers >= 0 from "0,1,5-8"."""
+    found: list[int] = []
+    for part in text.split(","):
+        first, dash, last = part.partition("-")
+        if not first.isdecimal() or (dash and not last.isdecimal()):
+            raise argparse.ArgumentTypeError(f"{text!r} is no list of integers like 0,1,5-8")
+        found += range(int(first), int(last or first) + 1)
+    if not found:
+        raise argparse.ArgumentTypeError(f"{text!r} is empty")
+    return tuple(found)
+
+
+# The commands
+
+
+@_command(
+    "demo",
+    "make a small data set, load it, compare the backends, and show what a model would see",
+    _argument("--folder", metavar="DIR", help="use the images in this folder of class folders instead of making some"),
+    _argument("--out", metavar="DIR", default="demo-out", help="where everything is written (default ./demo-out)"),
+    _argument("--images", type=int, default=256, metavar="N", help="how many images to make (default 256)"),
+)
+def _demo(arguments: argparse.Namespace) -> int:
+    """Make a small labelled data set, run the loader on it, compare the backends, and write contact sheets.
+
+    The pictures are crops of those that scikit-image and scikit-learn ship; nothing is downloaded.
+    """
+    from gpupipe.demo import demo
+
+    def say(line: str) -> None:
+        print(line, flush=True)
+
+    done = demo(folder=arguments.folder, out=arguments.out, images=arguments.images, say=say, progress=_is_terminal())
+    return OK if done.ok else NO
+
+
+@_command(
+    "parity",
+    "compare two backends stage by stage; exit status 1 if a tolerance is broken",
+    _argument("folder", metavar="FOLDER", help="images in class folders"),
+    _argument("--backend", default="auto", metavar="NAME[:DEVICE]", help='what is tested, e.g. "dali:cpu" (auto)'),
+    _argument("--reference", default="torchvision", metavar="NAME[:DEVICE]", help="what it must equal (torchvision)"),
+    _argument("--recipe", default="train", metavar="RECIPE", help="train, train-jitter, eval, or a JSON file (train)"),
+    *_RECIPE_OPTIONS,
+    _argument("--seeds", type=_numbers, default=(0,), metavar="LIST", help="like 0,1,5-8 (default 0)"),
+    _argument("--epochs", type=_numbers, default=(0,), metavar="LIST", help="like 0,1,5-8 (default 0)"),
+    _argument("--limit", type=int, metavar="N", help="at most N files, evenly spaced (default all)"),
+    _argument("--decode", choices=("gpu", "cpu"), default="gpu", help="where a GPU backend decodes (default gpu)"),
+    _argument("--html", metavar="FILE", help="write a page with the worst samples side by side"),
+    _argument("--json", action="store_true", help="print JSON instead of the table"),
+)
+def _parity(arguments: argparse.Namespace) -> int:
+    """Compare two backends stage by stage (decode, resize, jitter, normalise, whole chain) on the files of a folder.
+
+    Differences are in LSB: 1/255 of a pixel's range before normalisation. Exit status 1 if a tolerance is broken.
+    """
+    recipe = _recipe(arguments.recipe, arguments)
+    from gpupipe.backends.base import Options
+    from gpupipe.parity import parity
+
+    report = parity(
+        arguments.folder,
+        recipe,
+        backend=arguments.backend,
+        reference=arguments.reference,
+        seeds=arguments.seeds,
+        epochs=arguments.epochs,
+        limit=arguments.limit,
+        options=Options(decode=arguments.decode),
+        progress=_is_terminal(),
+    )
+    print(report.to_json() if arguments.json else report.table())
+    if arguments.html:
+        written = report.write_html(arguments.html)
+        if not arguments.json:
+            print(f"\npage: {written}")
+    return OK if report.ok else NO
+
+
+@_command(
+    "recipe",
+    "print a recipe as JSON, or its fingerprint",
+    _argument("recipe", nargs="?", default="train", metavar="RECIPE", help="train, train-jitter, eval, or a JSON file"),
+    *_RECIPE_OPTIONS,
+    _argument("--fingerprint", action="store_true", help="print the fingerprint instead"),
+)
+def _show_recipe(arguments: argparse.Namespace) -> int:
+    """Print a recipe as JSON: a start for one's own, which every command takes as `--recipe FILE`."""
+    recipe = _recipe(arguments.recipe, arguments)
+    print(recipe.fingerprint if arguments.fingerprint else recipe.to_json())
+    return OK
+
+
+def _is_terminal() -> bool:
+    """Whether a progress bar on stderr would be seen by someone."""
+    return sys.stderr.isatty()
