@@ -35,7 +35,10 @@ if TYPE_CHECKING:
     from gpupipe.recipe import Recipe as Recipe
     from gpupipe.recipe import Resize as Resize
     from gpupipe.records import Record as Record
+    from gpupipe.sampling.cost import CostAware as CostAware
+    from gpupipe.sampling.cost import measure_costs as measure_costs
     from gpupipe.sampling.samplers import Sharding as Sharding
+    from gpupipe.sampling.samplers import Weighted as Weighted
     from gpupipe.sources import open_source as open_source
     from gpupipe.sources.folder import ImageFolder as ImageFolder
 
@@ -48,6 +51,7 @@ _PUBLIC = {
     "CenterCrop": "gpupipe.recipe",
     "ColorJitter": "gpupipe.recipe",
     "ConfigError": "gpupipe.errors",
+    "CostAware": "gpupipe.sampling.cost",
     "DecodeError": "gpupipe.errors",
     "GpupipeError": "gpupipe.errors",
     "Grayscale": "gpupipe.recipe",
@@ -67,7 +71,9 @@ _PUBLIC = {
     "Sharding": "gpupipe.sampling.samplers",
     "SourceError": "gpupipe.errors",
     "StateError": "gpupipe.errors",
+    "Weighted": "gpupipe.sampling.samplers",
     "make_plan": "gpupipe.plan",
+    "measure_costs": "gpupipe.sampling.cost",
     "open_source": "gpupipe.sources",
     "parity": "gpupipe.parity",
 }

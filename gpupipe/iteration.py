@@ -21,7 +21,8 @@ from gpupipe.headers import Header, scan_record, upright_size
 from gpupipe.plan import Draws, draw, resolve
 from gpupipe.recipe import Recipe
 from gpupipe.records import Record
-from gpupipe.sampling.samplers import EpochOrder, RankRows
+from gpupipe.sampling.orders import EpochOrder
+from gpupipe.sampling.samplers import RankRows
 from gpupipe.sources.base import Source
 
 # Reads wait for disks and networks, not for the CPU, so there are more of these than cores; a group of rows is one

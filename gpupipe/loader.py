@@ -18,16 +18,20 @@ from gpupipe.iteration import Iteration
 from gpupipe.recipe import Recipe
 from gpupipe.records import Record
 from gpupipe.rng import check_seed
+from gpupipe.sampling.choose import choose_ordering
+from gpupipe.sampling.orders import EpochOrder, mismatch
 from gpupipe.sampling.rank import find_ranks
-from gpupipe.sampling.samplers import EpochOrder, RankRows, Sharding
+from gpupipe.sampling.samplers import RankRows, Sharding
 from gpupipe.sources import open_source
 from gpupipe.sources.base import Source
+from gpupipe.state import STATE_VERSION, check_identity, check_state
 
 if TYPE_CHECKING:
     import os
 
 FIELDS = ("image", "label", "index", "key", "path", "valid")
-STATE_VERSION = 1
+# Python integers are several times larger than those of an array, so not all of an epoch's exist at once.
+INDICES_A_TIME = 4096
 
 
 class Loader:
@@ -44,6 +48,10 @@ class Loader:
         batch_size: Samples in a batch on this rank.
         shuffle: A new order each epoch, that of `torch.utils.data.DistributedSampler` with the same seed; or not.
         seed: For the order and the augmentation; in [0, 2**63).
+        sampler: What decides the order instead of `shuffle`: indices, a torch `Sampler` or any other iterable of
+            indices, `Weighted` or `CostAware`. It orders the whole epoch, the same on every rank, unless
+            ``Sharding(sampler_scope="rank")``. Its ``set_epoch`` is called if it has one. Where torch.distributed
+            runs, the ranks compare their orders at each epoch's beginning, so all of them must call `iter()`.
         drop_last: Leave out the last batch of a rank if it is incomplete.
         backend: "auto", "torchvision" or "dali"; `loader.backend` says which was chosen, and why.
         device: Of the images and labels: a torch device or its name; None: what the backend is best at.
@@ -75,12 +83,13 @@ class Loader:
         backend: str = "auto",
         device: torch.device | str | None = None,
         sharding: Sharding | None = None,
+        sampler: object = None,
         fields: Sequence[str] = ("image", "label"),
         options: Options | None = None,
     ) -> None:
         self._recipe = recipe if isinstance(recipe, Recipe) else Recipe.from_torchvision(recipe)
         self._batch_size = _check_batch_size(batch_size)
-        self._shuffle, self._drop_last = bool(shuffle), bool(drop_last)
+        self._drop_last = bool(drop_last)
         self._seed = check_seed(seed)
         self._sharding = sharding or Sharding()
         if self._sharding.pad == "mask" and drop_last:
@@ -97,11 +106,23 @@ class Loader:
         if len(self._source) == 0:
             raise ConfigError(f"{self._source.uri} has no samples", field="source", value=self._source.uri)
         self._fields = _check_fields(fields, self._source)
+        self._ordering = choose_ordering(
+            sampler,
+            self._source,
+            shuffle=bool(shuffle),
+            seed=self._seed,
+            scope=self._sharding.sampler_scope,
+            ranks=self._ranks,
+            batch_size=self._batch_size,
+        )
+        self._order: EpochOrder | None = None  # of the current epoch, once it is needed
+        self._agreed = False  # whether the other ranks have that order, too
         self._backend: Backend | None = None
         self._release: weakref.finalize[[], Loader] | None = None
         self._closed = False
         self._epoch, self._start = 0, 0
-        self._begun = False  # whether the current epoch has delivered a batch, so that the next iter() moves on
+        # Whether the current epoch has delivered a batch, or had none left, so that the next iter() moves on.
+        self._begun = False
         self._iteration: Iteration | None = None
 
     # What a training loop uses
@@ -121,7 +142,7 @@ class Loader:
             self._source,
             self._recipe,
             self._opened_backend(),
-            order=EpochOrder(len(self._source), shuffle=self._shuffle, seed=self._seed, epoch=self._epoch),
+            order=self._agreed_order(),
             rows=self._rows(self._start),
             seed=self._seed,
             epoch=self._epoch,
@@ -169,13 +190,13 @@ class Loader:
         Saved on one rank, it restores all ranks.
         """
         epoch, delivered = self._position()
+        held = self._order if epoch == self._epoch else None
         return {
             "version": STATE_VERSION,
             "epoch": epoch,
             "delivered": delivered,
-            "order": {"length": len(self._source), "shuffle": self._shuffle, "seed": self._seed},
-            "source": self._source.fingerprint,
-            "recipe": self._recipe.fingerprint,
+            "order": self._ordering.definition() if held is None else held.definition(),
+            **self._identity(),
         }
 
     def load_state_dict(self, state: Mapping[str, Any], *, strict: bool = True) -> None:
@@ -190,28 +211,14 @@ class Loader:
         Raises:
             StateError: The state belongs to another data set, order or recipe; the message says what differs.
         """
-        if not isinstance(state, Mapping) or state.get("version") != STATE_VERSION:
-            found = state.get("version") if isinstance(state, Mapping) else type(state).__name__
-            raise StateError(
-                f"not a Loader state of version {STATE_VERSION}: found {found!r}", expected=STATE_VERSION, actual=found
-            )
-        mine = self.state_dict()
-        for name in ("order", "source"):
-            if state[name] != mine[name]:
-                raise StateError(
-                    f"the state was saved for another {name}: {state[name]!r}, but this Loader has {mine[name]!r}; "
-                    "make the Loader with the arguments of the saved run",
-                    expected=mine[name],
-                    actual=state[name],
-                )
-        if state["recipe"] != mine["recipe"] and (strict or state["delivered"] > 0):
-            raise StateError(
-                "the state was saved with another recipe, so the rest of the epoch would not match its beginning: use "
-                "that recipe, or, for a state saved at the end of an epoch, pass strict=False",
-                expected=mine["recipe"],
-                actual=state["recipe"],
-            )
-        self._move_to(int(state["epoch"]), int(state["delivered"]))
+        epoch, delivered = check_state(state)
+        check_identity(state, self._identity(), self._source.uri, strict=strict or delivered > 0)
+        order = self._ordering.restore(state["order"], epoch, begun=delivered > 0)
+        length = self._ordering.length(epoch) if order is None else order.length
+        if length is not None and delivered > length:
+            raise mismatch({"delivered": (delivered, f"at most {length}")})
+        self._move_to(epoch, delivered)
+        self._order = order
 
     # What one may ask
 
@@ -265,9 +272,23 @@ class Loader:
 
     # Inside
 
+    def _held_order(self) -> EpochOrder:
+        """The order of the current epoch, as far as this rank knows it."""
+        if self._order is None:
+            self._order = self._ordering.draw(self._epoch)
+        return self._order
+
+    def _agreed_order(self) -> EpochOrder:
+        """The order of the current epoch. All ranks call this together."""
+        if not self._agreed:
+            self._order = self._ordering.agree(self._held_order(), self._ranks)
+            self._agreed = True
+        return self._held_order()
+
     def _rows(self, start: int) -> RankRows:
+        known = self._ordering.length(self._epoch) if self._order is None else self._order.length
         return RankRows.deal(
-            len(self._source),
+            self._held_order().length if known is None else known,
             start=start,
             rank=self._ranks.rank,
             world_size=self._ranks.world_size,
@@ -287,6 +308,16 @@ class Loader:
             return self._epoch + 1, 0
         return self._epoch, self._iteration.delivered
 
+    def _identity(self) -> dict[str, Any]:
+        """What must be the same in the run that a state is loaded into, the order apart."""
+        return {
+            "seed": self._seed,
+            "samples": len(self._source),
+            "source": self._source.fingerprint,
+            "recipe": self._recipe.fingerprint,
+            "recipe_json": self._recipe.to_json(),  # to say what differs
+        }
+
     def _opened_backend(self) -> Backend:
         if self._backend is None:
             self._backend = backends.create(
@@ -303,6 +334,7 @@ class Loader:
         self._end_iteration()
         self._iteration = None
         self._epoch, self._start, self._begun = epoch, start, False
+        self._order, self._agreed = None, False
 
     def _end_iteration(self) -> None:
         if self._iteration is not None:
@@ -316,6 +348,8 @@ class Loader:
                 expected="the newest iterator",
                 actual="an older one",
             )
+        if iteration.batches == 0:
+            self._begun = True
         records, valid, applied = iteration.next_batch()
         self._begun = True
         return tuple(self._field(name, records, valid, applied.images) for name in self._fields)
@@ -364,10 +398,10 @@ class EpochSampler:
         return self._loader._rows(0).count
 
     def __iter__(self) -> Iterator[int]:
-        loader = self._loader
-        order = EpochOrder(len(loader.dataset), shuffle=loader._shuffle, seed=loader._seed, epoch=loader.epoch)
-        indices, _ = order.at(loader._rows(0).positions(0, len(self)))
-        return iter(indices.tolist())
+        order, rows = self._loader._held_order(), self._loader._rows(0)
+        for first in range(0, rows.count, INDICES_A_TIME):
+            indices, _ = order.at(rows.positions(first, min(first + INDICES_A_TIME, rows.count)))
+            yield from indices.tolist()
 
 
 def _check_batch_size(value: object) -> int:

@@ -359,11 +359,15 @@ def test_resume_with_another_batch_size_delivers_the_rest_with_the_same_pixels(m
 
 @pytest.mark.parametrize(
     ("change", "named"),
-    [({"seed": 1}, "order"), ({"shuffle": True}, "order")],
+    [
+        ({"seed": 1}, "seed was 0 and is 1 here"),
+        ({"shuffle": True}, "shuffle was False and is True here"),
+        ({"sampler": [0, 1]}, "kind was 'default' and is 'indices' here"),
+    ],
 )
-def test_state_of_another_order_raises(make, change, named):
+def test_state_of_another_order_raises_naming_what_differs(make, change, named):
     state = make().state_dict()
-    with pytest.raises(StateError, match=f"another {named}"):
+    with pytest.raises(StateError, match=named):
         make(**change).load_state_dict(state)
 
 

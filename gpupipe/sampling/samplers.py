@@ -1,21 +1,27 @@
-"""The order of an epoch, and the part of it that belongs to one rank.
+"""How an epoch is ordered and dealt to ranks.
 
-Index for index that of `torch.utils.data.DistributedSampler`, held as an array (or as none at all when nothing is
-shuffled), so that ten million samples cost 80 MB and no Python objects.
+By default index for index as `torch.utils.data.DistributedSampler` does it, held as an array (or as none at all when
+nothing is shuffled), so that ten million samples cost 80 MB and no Python objects.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 
 from gpupipe.errors import ConfigError
+from gpupipe.sampling import peers
+from gpupipe.sampling.orders import I64, ArrayOrder, Definition, EpochOrder, check_same, digest
+from gpupipe.sampling.rank import Ranks
 
-I64 = npt.NDArray[np.int64]
 Pad = Literal["repeat", "drop", "mask"]
+Scope = Literal["global", "rank"]
+
+# torch.multinomial counts categories in a float32.
+MAX_WEIGHTS = 1 << 24
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -28,52 +34,27 @@ class Sharding:
             default); "drop": the last ones are left out (its drop_last=True); "mask": for evaluation; every rank gets
             the same number of full batches, rows beyond the data set have ``valid`` False, and each sample is valid
             exactly once over all ranks.
+        sampler_scope: What a sampler handed to the Loader yields. "global": the order of the whole epoch, the same on
+            every rank, which is then dealt out; "rank": this rank's own part (DistributedSampler, RASampler).
     """
 
     rank: int | None = None
     world_size: int | None = None
     pad: Pad = "repeat"
+    sampler_scope: Scope = "global"
 
     def __post_init__(self) -> None:
-        if self.pad not in ("repeat", "drop", "mask"):
-            raise ConfigError(
-                f"sharding.pad={self.pad!r} is not valid: it must be 'repeat', 'drop' or 'mask'",
-                field="sharding.pad",
-                value=self.pad,
-                allowed=("repeat", "drop", "mask"),
-            )
-
-
-class EpochOrder:
-    """The global order of one epoch: the same on every rank.
-
-    Args:
-        length: Number of samples in the data set.
-        shuffle: A seeded permutation, or 0, 1, 2, ...
-        seed, epoch: Added, as DistributedSampler does: seed 0 in epoch 1 equals seed 1 in epoch 0.
-    """
-
-    def __init__(self, length: int, *, shuffle: bool, seed: int, epoch: int) -> None:
-        self.length = length
-        self._permutation: I64 | None = None
-        if shuffle:
-            import torch
-
-            generator = torch.Generator()
-            generator.manual_seed(seed + epoch)
-            self._permutation = torch.randperm(length, generator=generator).numpy()
-
-    def at(self, positions: I64) -> tuple[I64, I64]:
-        """Indices and occurrences at positions of the order; behind its end it begins again, as padding does.
-
-        Args:
-            positions: int64 (n,), not negative.
-
-        Returns:
-            Two int64 (n,): positions in the data set, and how often each came before in this order.
-        """
-        occurrence, position = np.divmod(positions, self.length)
-        return (position if self._permutation is None else self._permutation[position]), occurrence
+        for name, value, allowed in (
+            ("pad", self.pad, ("repeat", "drop", "mask")),
+            ("sampler_scope", self.sampler_scope, ("global", "rank")),
+        ):
+            if value not in allowed:
+                raise ConfigError(
+                    f"sharding.{name}={value!r} is not valid: it must be one of {', '.join(map(repr, allowed))}",
+                    field=f"sharding.{name}",
+                    value=value,
+                    allowed=allowed,
+                )
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,3 +96,190 @@ class RankRows:
     def delivered(self, rows: int) -> int:
         """How much of the global order is delivered once every rank has delivered `rows` rows."""
         return min(self.length, self.start + self.world_size * rows)
+
+
+class SeededOrdering:
+    """What the orderings share that are a function of (definition, seed, epoch): nothing to remember but those."""
+
+    def __init__(self, made_from: Definition) -> None:
+        self._made_from = made_from
+
+    def definition(self) -> dict[str, Any]:
+        """See `Ordering.definition`."""
+        return dict(self._made_from)
+
+    def agree(self, order: EpochOrder, ranks: Ranks) -> EpochOrder:
+        """See `Ordering.agree`: as it is, because every rank made the Loader with the same arguments."""
+        del ranks
+        return order
+
+    def restore(self, saved: Definition, epoch: int, *, begun: bool) -> EpochOrder | None:
+        """See `Ordering.restore`."""
+        del epoch, begun
+        check_same(saved, self._made_from)
+        return None
+
+
+class DefaultOrdering(SeededOrdering):
+    """The order of `torch.utils.data.DistributedSampler`.
+
+    Args:
+        samples: In the data set.
+        shuffle: A seeded permutation each epoch, or 0, 1, 2, ...
+        seed: seed + epoch is what torch's generator gets, as there: seed 0 in epoch 1 equals seed 1 in epoch 0.
+    """
+
+    def __init__(self, samples: int, *, shuffle: bool, seed: int) -> None:
+        super().__init__({"kind": "default", "shuffle": shuffle})
+        self._samples, self._shuffle, self._seed = samples, shuffle, seed
+
+    def length(self, epoch: int) -> int:
+        """See `Ordering.length`."""
+        del epoch
+        return self._samples
+
+    def draw(self, epoch: int) -> ArrayOrder:
+        """See `Ordering.draw`."""
+        indices = permutation(self._samples, self._seed + epoch) if self._shuffle else None
+        return ArrayOrder(indices, length=self._samples, made_from=self._made_from)
+
+
+def permutation(length: int, seed: int) -> I64:
+    """`torch.randperm` with a generator of this seed."""
+    import torch
+
+    found: I64 = torch.randperm(length, generator=torch.Generator().manual_seed(seed)).numpy()
+    return found
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Weighted:
+    """Draw samples in proportion to weights: hand it to a Loader as ``sampler=``.
+
+    The order of an epoch equals `torch.utils.data.WeightedRandomSampler` with a generator of seed + epoch; it is the
+    same on all ranks and dealt out like every other. A sample that is drawn several times gets another crop each time.
+
+    Args:
+        weights: Numbers (n,), one for each sample, not negative; they need not sum to one.
+        num_samples: Rows of an epoch, over all ranks; None: as many as there are weights.
+        replacement: Whether a sample can come more than once in an epoch.
+
+    Source: torch.utils.data.WeightedRandomSampler
+    """
+
+    weights: npt.ArrayLike
+    num_samples: int | None = None
+    replacement: bool = True
+
+    def __post_init__(self) -> None:
+        weights = numbers("weights", self.weights, MAX_WEIGHTS)
+        usable = int(np.count_nonzero(weights))
+        object.__setattr__(self, "weights", weights)
+        if usable == 0:
+            raise ConfigError("weights are all 0: at least one must be positive", field="weights", value=0)
+        rows = len(weights) if self.num_samples is None else self.num_samples
+        allowed = "an integer of at least 1"
+        if not self.replacement:
+            allowed += f" and, without replacement, at most {usable}, the number of positive weights"
+        whole = isinstance(rows, int) and not isinstance(rows, bool)
+        if not whole or rows < 1 or (rows > usable and not self.replacement):
+            raise ConfigError(
+                f"num_samples={rows!r} is not valid: it must be {allowed}",
+                field="num_samples",
+                value=rows,
+                allowed=allowed,
+            )
+
+
+class WeightedOrdering(SeededOrdering):
+    """The orders of a `Weighted`.
+
+    Args:
+        config: Checked already.
+        samples: In the data set.
+        seed: seed + epoch is what torch's generator gets.
+    """
+
+    def __init__(self, config: Weighted, samples: int, *, seed: int) -> None:
+        self._weights = np.asarray(config.weights, np.float64)
+        check_one_each("weights", len(self._weights), samples)
+        self._rows = config.num_samples or len(self._weights)
+        self._replacement, self._seed = bool(config.replacement), seed
+        super().__init__(
+            {
+                "kind": "weighted",
+                "weights": digest(self._weights),
+                "num_samples": self._rows,
+                "replacement": self._replacement,
+            }
+        )
+
+    def length(self, epoch: int) -> int:
+        """See `Ordering.length`."""
+        del epoch
+        return self._rows
+
+    def draw(self, epoch: int) -> ArrayOrder:
+        """See `Ordering.draw`."""
+        import torch
+
+        generator = torch.Generator().manual_seed(self._seed + epoch)
+        drawn = torch.multinomial(torch.from_numpy(self._weights), self._rows, self._replacement, generator=generator)
+        return ArrayOrder(drawn.numpy(), length=self._rows, made_from=self._made_from, repeats=self._replacement)
+
+    def agree(self, order: EpochOrder, ranks: Ranks) -> EpochOrder:
+        """See `Ordering.agree`."""
+        agree_on("the weights", str(self._made_from["weights"]), ranks)
+        return order
+
+
+def agree_on(what: str, fingerprint: str, ranks: Ranks) -> None:
+    """Raise ConfigError, on every rank, unless all have the same fingerprint; nothing without torch.distributed."""
+    if not peers.connected(ranks):
+        return
+    found = peers.from_all(peers.words(fingerprint), ranks)
+    others = np.flatnonzero((found != found[0]).any(axis=1)).tolist()
+    if others:
+        raise ConfigError(
+            f"{what} must be the same on every rank, but rank {', '.join(map(str, others))} of {ranks.world_size} has "
+            "others than rank 0. Give each rank the same values, or a sampler the same seed or generator; a sampler "
+            "that yields each rank's own part needs Sharding(sampler_scope='rank')",
+            field="sampler",
+            value=others,
+            allowed="the same on every rank",
+        )
+
+
+def numbers(name: str, values: npt.ArrayLike, most: int | None = None) -> npt.NDArray[np.float64]:
+    """Numbers (n,) of at least 0 as a float64 copy, or ConfigError."""
+    try:
+        found = np.array(values, np.float64)
+    except (ValueError, TypeError):
+        found = np.array(np.nan)
+    if found.ndim != 1 or not found.size or not np.isfinite(found).all() or found.min() < 0:
+        raise ConfigError(
+            f"{name} must be one row of finite numbers of at least 0, one for each sample",
+            field=name,
+            value=values,
+            allowed="finite numbers >= 0 of shape (n,)",
+        )
+    if most is not None and len(found) > most:
+        raise ConfigError(
+            f"{len(found)} {name} are more than the {most} that torch.multinomial takes: draw the indices yourself and "
+            "hand them in as sampler=",
+            field=name,
+            value=len(found),
+            allowed=most,
+        )
+    return found
+
+
+def check_one_each(name: str, found: int, samples: int) -> None:
+    """Raise ConfigError unless there is one for each sample."""
+    if found != samples:
+        raise ConfigError(
+            f"{name} has {found} entries for a data set of {samples} samples: give one for each",
+            field=name,
+            value=found,
+            allowed=samples,
+        )

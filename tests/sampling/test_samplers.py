@@ -8,11 +8,11 @@ from hypothesis import strategies as st
 from torch.utils.data import DistributedSampler
 
 from gpupipe.errors import ConfigError
-from gpupipe.sampling.samplers import EpochOrder, RankRows, Sharding
+from gpupipe.sampling.samplers import DefaultOrdering, RankRows, Sharding
 
 
 def rank_indices(length, *, world_size, rank, pad, shuffle, seed, epoch):
-    order = EpochOrder(length, shuffle=shuffle, seed=seed, epoch=epoch)
+    order = DefaultOrdering(length, shuffle=shuffle, seed=seed).draw(epoch)
     rows = RankRows.deal(length, start=0, rank=rank, world_size=world_size, pad=pad, batch_size=4)
     return order.at(rows.positions(0, rows.count))
 
@@ -56,7 +56,7 @@ def test_order_of_ten_million_is_small():
     length = 10_000_000
     tracemalloc.start()
     try:
-        order = EpochOrder(length, shuffle=True, seed=0, epoch=1)
+        order = DefaultOrdering(length, shuffle=True, seed=0).draw(1)
         rows = RankRows.deal(length, start=0, rank=0, world_size=8, pad="repeat", batch_size=256)
         for first in range(0, 256 * 100, 256):
             order.at(rows.positions(first, first + 256))
@@ -75,7 +75,7 @@ def test_order_of_ten_million_is_small():
 def test_mask_for_any_size_makes_each_sample_valid_once(length, world_size, batch_size, start):
     start = min(start, length)
     seen, counts = [], set()
-    order = EpochOrder(length, shuffle=True, seed=1, epoch=0)
+    order = DefaultOrdering(length, shuffle=True, seed=1).draw(0)
     for rank in range(world_size):
         rows = RankRows.deal(length, start=start, rank=rank, world_size=world_size, pad="mask", batch_size=batch_size)
         counts.add(rows.count)
@@ -113,13 +113,13 @@ def test_occurrence_of_padding_counts_earlier_ones():
 
 
 def test_order_needs_no_array_when_nothing_is_shuffled():
-    order = EpochOrder(10**15, shuffle=False, seed=0, epoch=0)
+    order = DefaultOrdering(10**15, shuffle=False, seed=0).draw(0)
     assert order.at(np.array([10**15 - 1]))[0].tolist() == [10**15 - 1]
 
 
 def test_order_leaves_the_global_generator_alone():
     before = torch.random.get_rng_state()
-    EpochOrder(100, shuffle=True, seed=0, epoch=0)
+    DefaultOrdering(100, shuffle=True, seed=0).draw(0)
     assert torch.equal(before, torch.random.get_rng_state())
 
 
