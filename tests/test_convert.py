@@ -700,6 +700,8 @@ def test_step_in_the_wrong_place_is_named_with_its_position(steps, position, sai
 def test_position_of_a_moved_flip_stays_that_of_the_transform():
     steps = [v2.CenterCrop(8), TENSOR, v2.Normalize(MEAN, STD), v2.RandomHorizontalFlip(), v2.CenterCrop(4)]
     assert the_problem(v2.Compose(steps)).startswith("transforms[4] CenterCrop: it must be before Normalize")
+    steps[3:] = [v2.Normalize(MEAN, STD), v2.RandomHorizontalFlip()]
+    assert the_problem(v2.Compose(steps)).startswith("transforms[3] Normalize: it must be given once")
 
 
 def test_exif_transpose_that_is_not_first_is_refused():

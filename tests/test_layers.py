@@ -22,7 +22,7 @@ LAYERS = (
     ("plan", "sources", "sampling"),
     ("cache",),
     ("backends",),
-    ("iteration",),
+    ("iteration", "state"),
     ("loader",),
     ("parity", "pack", "measure"),
     ("demo",),

@@ -296,7 +296,7 @@ BAD_JSON = [
     ("{", "text", "invalid JSON"),
     (None, "text", "invalid JSON"),
     (7, "text", "invalid JSON"),
-    ("[" * 100_000, "text", "invalid JSON"),
+    pytest.param("[" * 100_000, "text", "invalid JSON", id="too deep"),
     ("null", "version", "version 1"),
     ("[]", "version", "version 1"),
     ("{}", "version", "version 1"),
