@@ -17,6 +17,7 @@ import gpupipe as gp
 from gpupipe import backends
 from gpupipe.backends.base import Applied
 from gpupipe.errors import BackendError, ConfigError, DecodeError, RecordError, StateError
+from tests import images
 
 RECIPE = gp.Recipe.train(size=16, jitter=(0.4, 0.4, 0.4, 0.1))
 
@@ -460,10 +461,13 @@ def test_closed_and_forgotten_loaders_leave_no_threads(image_folder):
         assert len(_wait_for_threads(before)) <= before, ending
 
 
-def test_interpreter_with_open_loader_exits(image_folder):
+def test_interpreter_with_open_loader_exits(tmp_path):
+    (tmp_path / "class").mkdir()
+    for number in range(20):
+        (tmp_path / "class" / f"{number}.jpg").write_bytes(images.jpeg(images.photo(50, 60, number)))
     script = f"""
         import gpupipe as gp
-        loader = gp.Loader({str(image_folder)!r}, gp.Recipe.train(16), batch_size=2, backend="torchvision")
+        loader = gp.Loader({str(tmp_path)!r}, gp.Recipe.train(16), batch_size=2, backend="torchvision")
         batches = iter(loader)
         next(batches)
         print("delivered")

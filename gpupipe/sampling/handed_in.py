@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 import operator
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -40,15 +40,6 @@ class HandedOrder(ArrayOrder):
 
     def __init__(self, indices: I64, made_from: Definition) -> None:
         super().__init__(indices, length=len(indices), made_from=made_from, repeats=True)
-        self._hash: str | None = None
-
-    @property
-    def hash(self) -> str:
-        """Of the indices in their order."""
-        if self._hash is None:
-            assert self.indices is not None
-            self._hash = digest(self.indices)
-        return self._hash
 
     def definition(self) -> dict[str, Any]:
         """See `EpochOrder.definition`."""
@@ -91,7 +82,7 @@ class HandedOrdering:
     def __init__(self, sampler: object, samples: int, *, scope: Scope, ranks: Ranks) -> None:
         if not isinstance(sampler, Iterable):
             raise _refused(sampler, f"{type(sampler).__name__} cannot be iterated over")
-        if iter(sampler) is sampler:
+        if isinstance(sampler, Iterator):  # not by iter(sampler), which may draw from a generator
             raise _refused(
                 sampler, "an iterator is spent after one epoch: hand in a list, or an object with __iter__ and __len__"
             )
@@ -125,7 +116,7 @@ class HandedOrdering:
         """See `Ordering.agree`. A rank's own part becomes the whole order where the ranks can talk to each other."""
         assert isinstance(order, HandedOrder)
         if self._scope == "global":
-            agree_on("the order that the sampler yields", order.hash, ranks)
+            agree_on("the order that the sampler yields", order, ranks)
             return order
         if isinstance(order, RankOrder):
             known = self._whole(order, ranks) if ranks.world_size == 1 or peers.connected(ranks) else order

@@ -99,7 +99,8 @@ class ArrayOrder:
     def __init__(self, indices: I64 | None, *, length: int, made_from: Definition, repeats: bool = False) -> None:
         self.indices, self._length, self._made_from = indices, length, made_from
         self._occurrences: npt.NDArray[np.int32] | None = None
-        self._counts: npt.NDArray[np.int64] | None = None
+        self._counts: I64 | None = None
+        self._hash: str | None = None
         if repeats and indices is not None:
             self._occurrences = count_earlier(indices)
 
@@ -125,6 +126,13 @@ class ArrayOrder:
     def definition(self) -> dict[str, Any]:
         """See `EpochOrder.definition`."""
         return dict(self._made_from)
+
+    @property
+    def hash(self) -> str:
+        """Of the indices in their order."""
+        if self._hash is None:
+            self._hash = digest(np.arange(self._length) if self.indices is None else self.indices)
+        return self._hash
 
 
 def count_earlier(values: I64) -> npt.NDArray[np.int32] | None:

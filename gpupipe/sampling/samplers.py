@@ -229,15 +229,15 @@ class WeightedOrdering(SeededOrdering):
 
     def agree(self, order: EpochOrder, ranks: Ranks) -> EpochOrder:
         """See `Ordering.agree`."""
-        agree_on("the weights", str(self._made_from["weights"]), ranks)
+        agree_on("the weights and the order drawn by them", order, ranks)
         return order
 
 
-def agree_on(what: str, fingerprint: str, ranks: Ranks) -> None:
-    """Raise ConfigError, on every rank, unless all have the same fingerprint; nothing without torch.distributed."""
-    if not peers.connected(ranks):
+def agree_on(what: str, order: EpochOrder, ranks: Ranks) -> None:
+    """Raise ConfigError, on every rank, unless all have the same order; nothing without torch.distributed."""
+    if not peers.connected(ranks) or not isinstance(order, ArrayOrder) or order.indices is None:
         return
-    found = peers.from_all(peers.words(fingerprint), ranks)
+    found = peers.from_all(peers.words(order.hash), ranks)
     others = np.flatnonzero((found != found[0]).any(axis=1)).tolist()
     if others:
         raise ConfigError(
