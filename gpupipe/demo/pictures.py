@@ -101,7 +101,7 @@ def make(root: Path, count: int) -> Iterator[Path]:
 
 def _open(path: Path) -> Image.Image:
     with Image.open(path) as image:
-        return image.convert("L" if image.mode == "L" else "RGB")
+        return image.convert("RGB")
 
 
 def _view(picture: Image.Image, rng: np.random.Generator) -> Image.Image:

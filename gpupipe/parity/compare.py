@@ -127,7 +127,8 @@ class _Side:
 
     @property
     def gpu(self) -> bool:
-        return self.device.type == "cuda"
+        """Whether it computes on a GPU; the other backends only copy their batches there."""
+        return self.name == "dali" and self.device.type == "cuda"
 
     @property
     def gpu_decode(self) -> bool:

@@ -73,7 +73,8 @@ class Row:
         """The bound, for people."""
         if self.tolerance.max_lsb is None:
             return "not judged"
-        bound = "exact" if self.tolerance.max_lsb == 0 else f"{self.tolerance.max_lsb:g}"
+        exact = "rounding" if self.stage == "normalise" else "exact"
+        bound = exact if self.tolerance.max_lsb == 0 else f"{self.tolerance.max_lsb:g}"
         if not self.tolerance.relative:
             return bound
         relative = f"{self.tolerance.relative:g} rel."
