@@ -6,7 +6,6 @@ import sys
 import textwrap
 import threading
 import time
-from concurrent.futures import Future
 
 import numpy as np
 import pytest
@@ -15,49 +14,11 @@ from torchvision.datasets import ImageFolder as TorchvisionFolder
 
 import gpupipe as gp
 from gpupipe import backends
-from gpupipe.backends.base import Applied
 from gpupipe.errors import BackendError, ConfigError, DecodeError, RecordError, StateError
-from tests import images
+from tests.fakes import FakeBackend
+from tests.images import jpeg, photo
 
 RECIPE = gp.Recipe.train(size=16, jitter=(0.4, 0.4, 0.4, 0.1))
-
-
-class FakeBackend:
-    """Finishes batches on a thread of its own, in the order that `delays_s` makes; images hold the index."""
-
-    name = "fake"
-
-    def __init__(self, delays_s=()):
-        self.delays_s = list(delays_s)
-        self.submitted = 0
-        self.closed = 0
-        self.failure = None
-        self.bad = {}
-
-    def submit(self, records, headers, plan):
-        assert len(records) == len(headers) == len(plan)
-        future = Future()
-        self.submitted += 1
-        delay_s = self.delays_s.pop(0) if self.delays_s else 0.0
-
-        def finish():
-            if not future.set_running_or_notify_cancel():
-                return
-            if self.failure is not None:
-                future.set_exception(self.failure)
-                return
-            images = torch.tensor([record.index for record in records], dtype=torch.float32)
-            errors = {row: self.bad[r.index] for row, r in enumerate(records) if r.index in self.bad}
-            future.set_result(Applied(images[:, None, None, None].expand(-1, 3, 16, 16), errors))
-
-        if delay_s:
-            threading.Timer(delay_s, finish).start()
-        else:
-            finish()
-        return future
-
-    def close(self):
-        self.closed += 1
 
 
 @pytest.fixture
@@ -464,7 +425,7 @@ def test_closed_and_forgotten_loaders_leave_no_threads(image_folder):
 def test_interpreter_with_open_loader_exits(tmp_path):
     (tmp_path / "class").mkdir()
     for number in range(20):
-        (tmp_path / "class" / f"{number}.jpg").write_bytes(images.jpeg(images.photo(50, 60, number)))
+        (tmp_path / "class" / f"{number}.jpg").write_bytes(jpeg(photo(50, 60, number)))
     script = f"""
         import gpupipe as gp
         loader = gp.Loader({str(tmp_path)!r}, gp.Recipe.train(16), batch_size=2, backend="torchvision")

@@ -266,7 +266,7 @@ def _array(sampler: object) -> I64 | None:
     array_like = hasattr(sampler, "__array__")
     if not array_like and not isinstance(sampler, Sequence):
         return None
-    found = np.array(sampler)
+    found = np.asarray(sampler)
     if found.ndim != 1 or (found.dtype.kind not in "iu" and found.size):
         raise _refused(sampler, f"indices must be one row of integers, not {found.dtype} of shape {found.shape}")
     return found.astype(np.int64)
