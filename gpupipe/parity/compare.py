@@ -13,15 +13,15 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from gpupipe import backends
 from gpupipe import plan as planning
-from gpupipe.backends.base import Applied, Backend, Options
+from gpupipe.backends.base import Applied, Options
 from gpupipe.errors import BackendError, BackendUnavailable, ConfigError, RecordError
-from gpupipe.headers import Header, scan_record, upright_size
+from gpupipe.headers import scan_record, upright_size
 from gpupipe.parity import stages, tolerances
 from gpupipe.parity.environment import environment
 from gpupipe.parity.plain import PlainBackend
 from gpupipe.parity.report import BadFile, Report, Row
+from gpupipe.parity.sides import Both, Sample, Side, Sides
 from gpupipe.parity.tally import F32, Tally
 from gpupipe.parity.tolerances import STRONG_FACTOR, Kind, Pair, Tolerance
 from gpupipe.recipe import Recipe
@@ -38,8 +38,6 @@ BATCH_BYTES = 96 << 20
 TODAY: tuple[Kind, ...] = ("PIL", "uint8")
 
 Draw = tuple[int, int]
-Sides = tuple[Applied, Applied]
-Sample = tuple[Record, Header]
 
 
 def parity(  # noqa: PLR0913 - the options of the command, each with a default
@@ -86,11 +84,11 @@ def parity(  # noqa: PLR0913 - the options of the command, each with a default
     indices = _chosen(len(opened), limit)
     if not indices:
         raise ConfigError(f"{opened.uri} has no samples to compare", field="source", value=opened.uri)
-    other = _Side.of(reference, options)
-    under_test = _Side.of(backend, options)
+    other = Side.of(reference, options)
+    under_test = Side.of(backend, options)
     if backend == "auto" and under_test == other:
         with contextlib.suppress(BackendUnavailable):
-            under_test = _Side.of("dali:cpu", options)
+            under_test = Side.of("dali:cpu", options)
     draws = _draws(found, seeds, epochs)
     comparison = _Comparison(opened, found, under_test, other, draws)
     comparison.run(indices, _bar(progress, len(indices) * len(draws)))
@@ -108,36 +106,6 @@ def parity(  # noqa: PLR0913 - the options of the command, each with a default
     )
 
 
-@dataclass(frozen=True, slots=True)
-class _Side:
-    """One of the two backends: which, where, and how to make one."""
-
-    name: str
-    device: torch.device
-    options: Options
-
-    @classmethod
-    def of(cls, spec: str, options: Options | None) -> _Side:
-        name, _, device = spec.partition(":")
-        choice = backends.choose(name, device or None)
-        return cls(choice.name, choice.device, options or Options())
-
-    def create(self, recipe: Recipe, batch_size: int) -> Backend:
-        return backends.create(self.name, recipe, device=self.device, batch_size=batch_size, options=self.options)
-
-    @property
-    def gpu(self) -> bool:
-        """Whether it computes on a GPU; the other backends only copy their batches there."""
-        return self.name == "dali" and self.device.type == "cuda"
-
-    @property
-    def gpu_decode(self) -> bool:
-        return self.gpu and self.options.decode == "gpu"
-
-    def __str__(self) -> str:
-        return f"{self.name} ({self.device}{', decode on the CPU' if self.gpu and not self.gpu_decode else ''})"
-
-
 @dataclass(slots=True)
 class _Found:
     """What is being summed up for one row of the report."""
@@ -149,9 +117,7 @@ class _Found:
 class _Comparison:
     """The work of one `parity` call."""
 
-    def __init__(
-        self, source: Source, recipe: Recipe, backend: _Side, reference: _Side, draws: tuple[Draw, ...]
-    ) -> None:
+    def __init__(self, source: Source, recipe: Recipe, backend: Side, reference: Side, draws: tuple[Draw, ...]) -> None:
         self.source, self.recipe, self.draws = source, recipe, draws
         self.sides = backend, reference
         self.pair = Pair(
@@ -186,12 +152,14 @@ class _Comparison:
                 else:
                     canvas = stages.canvas_size(*upright_size(sample[1], self.recipe.exif))
                     groups.setdefault(canvas, []).append(index)
-            geometry = stack.enter_context(self._both(self._resize.recipe, BATCH_SIZE))
-            later = [(stage, stack.enter_context(self._both(stage.recipe, BATCH_SIZE))) for stage in self._later]
+            geometry = stack.enter_context(Both.of(self.sides, self._resize.recipe, BATCH_SIZE))
+            later = [
+                (stage, stack.enter_context(Both.of(self.sides, stage.recipe, BATCH_SIZE))) for stage in self._later
+            ]
             for canvas, members in sorted(groups.items()):
                 batch_size = int(np.clip(BATCH_BYTES // (12 * canvas[0] * canvas[1]), 1, BATCH_SIZE))
                 decode_recipe = stages.decode_recipe(self.recipe, canvas)
-                with self._both(decode_recipe, batch_size) as decoders:
+                with Both.of(self.sides, decode_recipe, batch_size) as decoders:
                     for first in range(0, len(members), batch_size):
                         read = [self._read(index) for index in members[first : first + batch_size]]
                         samples = [sample for sample in read if sample is not None]
@@ -212,17 +180,7 @@ class _Comparison:
             self.bad[index] = BadFile(key=key, index=index, reasons={"source": _why(error)}, agreed=True)
             return None
 
-    @contextlib.contextmanager
-    def _both(self, recipe: Recipe, batch_size: int) -> Iterator[_Both]:
-        backend, reference = self.sides
-        with ExitStack() as stack:
-            made = []
-            for side in (backend, reference):
-                made.append(side.create(recipe, batch_size))
-                stack.callback(made[-1].close)
-            yield _Both(made[0], made[1])
-
-    def _decode(self, both: _Both, recipe: Recipe, samples: list[Sample]) -> list[tuple[Sample, Sample]]:
+    def _decode(self, both: Both, recipe: Recipe, samples: list[Sample]) -> list[tuple[Sample, Sample]]:
         """Compare the decoders; the samples that both read, with their pixels as the reference has them."""
         if not samples:
             return []
@@ -248,8 +206,8 @@ class _Comparison:
         self,
         draw: Draw,
         decoded: list[tuple[Sample, Sample]],
-        geometry: _Both,
-        later: list[tuple[stages.Stage, _Both]],
+        geometry: Both,
+        later: list[tuple[stages.Stage, Both]],
     ) -> None:
         """Everything behind the decoder, for one seed and epoch."""
         if not decoded:
@@ -359,26 +317,6 @@ class _Comparison:
                     backend=side.name,
                     stage=stage,
                 ) from error
-
-
-@dataclass(frozen=True, slots=True)
-class _Both:
-    """The two backends of one stage."""
-
-    backend: Backend
-    reference: Backend
-
-    def apply(self, samples: list[Sample], plan: Plan) -> Sides:
-        records, headers = [record for record, _ in samples], [header for _, header in samples]
-        futures = [made.submit(records, headers, plan) for made in (self.backend, self.reference)]
-        first, second = (future.result() for future in futures)
-        if first.images.shape != second.images.shape:
-            raise BackendError(
-                f"{self.backend.name} returns images of shape {tuple(first.images.shape)}, "
-                f"{self.reference.name} of {tuple(second.images.shape)}; they must be (n, 3, height, width)",
-                backend=self.backend.name,
-            )
-        return first, second
 
 
 def _numpy(images: torch.Tensor) -> F32:
