@@ -6,11 +6,14 @@ ahead is bounded by `Options.prefetch`.
 
 from __future__ import annotations
 
+import atexit
 import queue
 import threading
+import weakref
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import cache
 
 import numpy as np
 import numpy.typing as npt
@@ -31,6 +34,9 @@ READERS = 8
 ROWS_A_TASK = 8
 # A plan costs a fixed 0.2 ms besides its rows: drawing this many at once makes that vanish.
 DRAW_ROWS = 256
+# The thread that reads ahead ends after the read or the submission it is at. The limit is for one that hangs in
+# foreign code: it must not keep the caller for ever.
+JOIN_TIMEOUT_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,12 +121,29 @@ class Iteration:
         return found.records, found.valid, applied
 
     def close(self) -> None:
-        """Stop reading ahead. Idempotent; does not wait for batches in work."""
+        """Stop reading ahead, and wait until that has stopped. Idempotent; does not wait for batches in work."""
         self._feed.stop()
+        self._feed.join()
 
     def __del__(self) -> None:
         if hasattr(self, "_feed"):
-            self.close()
+            self._feed.stop()  # no waiting: the garbage collector runs this in any thread, the feed's own included
+
+
+# A thread that is still in foreign code when the interpreter ends can take the process down with it ("terminate called
+# without an active exception"), so they are stopped before.
+_running: weakref.WeakSet[_Feed] = weakref.WeakSet()
+
+
+@cache
+def _stop_all_at_exit() -> None:
+    @atexit.register
+    def stop_all() -> None:
+        feeds = list(_running)
+        for feed in feeds:
+            feed.stop()
+        for feed in feeds:
+            feed.join()
 
 
 class _Feed:
@@ -148,6 +171,8 @@ class _Feed:
         self._places = threading.Semaphore(prefetch + 1)
         self._readers = ThreadPoolExecutor(READERS, thread_name_prefix="gpupipe-read")
         self._thread = threading.Thread(target=self._run, name="gpupipe-feed", daemon=True)
+        _stop_all_at_exit()
+        _running.add(self)
         self._thread.start()
 
     def take(self) -> Planned | BaseException:
@@ -172,6 +197,10 @@ class _Feed:
                 return
             if isinstance(waiting, Planned):
                 waiting.future.cancel()
+
+    def join(self) -> None:
+        if threading.current_thread() is not self._thread:
+            self._thread.join(JOIN_TIMEOUT_S)
 
     def _run(self) -> None:
         try:

@@ -422,6 +422,24 @@ def test_closed_and_forgotten_loaders_leave_no_threads(image_folder):
         assert len(_wait_for_threads(before)) <= before, ending
 
 
+def test_close_and_a_new_iter_wait_for_the_thread_that_reads_ahead(make, fake):
+    """One that is still in foreign code when the interpreter ends can abort the process."""
+    submit = fake.submit
+
+    def slowly(*batch):
+        time.sleep(0.1)
+        return submit(*batch)
+
+    fake.submit = slowly
+    loader = make(options=gp.Options(prefetch=5))
+    iter(loader)
+    older = [thread for thread in gpupipe_threads() if thread.name == "gpupipe-feed"]
+    iter(loader)
+    assert not any(thread.is_alive() for thread in older)
+    loader.close()
+    assert not [thread for thread in gpupipe_threads() if thread.name == "gpupipe-feed"]
+
+
 def test_interpreter_with_open_loader_exits(tmp_path):
     (tmp_path / "class").mkdir()
     for number in range(20):
