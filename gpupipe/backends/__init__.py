@@ -38,6 +38,7 @@ _BACKENDS = {
     "dali": _Entry(
         "gpupipe.backends.dali", "DaliBackend", "nvidia.dali", "pip install nvidia-dali-cuda120 (Linux only)"
     ),
+    "numba": _Entry("gpupipe.backends.numba_cpu", "NumbaBackend", "numba", "pip install 'gpupipe[fast]'"),
     "torchvision": _Entry(
         "gpupipe.backends.torchvision_cpu", "TorchvisionBackend", "torchvision", "pip install torchvision"
     ),
@@ -138,12 +139,11 @@ def _choose_automatically(wanted: torch.device | None) -> Choice:
         if problem is None:
             return _chosen("dali", wanted or _parse_device("cuda"), "a CUDA device was found")
         why = f"{problem}; {_BACKENDS['dali'].install} to decode on the GPU"
-    problem = None
     for name in _ON_CPU:
-        if name in _BACKENDS:
-            problem = _import_problem(_BACKENDS[name].library)
-            if problem is None:
-                return _chosen(name, wanted, why)
+        problem = _import_problem(_BACKENDS[name].library)
+        if problem is None:
+            return _chosen(name, wanted, why)
+        why += f"; {problem} ({_BACKENDS[name].install} for the faster {name} backend)"
     raise _unavailable(_ON_CPU[-1], str(problem))
 
 

@@ -1,0 +1,113 @@
+"""The fast backend for the CPU: region decode, and kernels compiled by numba."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from gpupipe.backends.base import Options
+from gpupipe.backends.numba_cpu.decode import Decoder, widened
+from gpupipe.backends.numba_cpu.exact import uint8_is_exact
+from gpupipe.backends.numba_cpu.render import Renderer
+from gpupipe.backends.numba_cpu.scan import is_one_plain_scan
+from gpupipe.backends.thread_pool import ApplyRow, ThreadPoolBackend
+from gpupipe.headers import Header, upright_size
+from gpupipe.plan import make_plan
+from gpupipe.recipe import Recipe
+from gpupipe.records import Plan, Record
+
+# How long the kernels may take to come from the cache before it is clear that they are being compiled.
+_SILENT_S = 1.0
+
+_logger = logging.getLogger(__name__)
+
+
+class NumbaBackend(ThreadPoolBackend):
+    """Torchvision's pixels, on a CPU, several times faster.
+
+    The kernels are compiled when the first backend is made on a machine (5 to 10 s), and afterwards come from numba's
+    cache on disk: beside the package, or in the user's cache directory, or in NUMBA_CACHE_DIR. Where none of them is
+    writable, every process compiles anew.
+
+    Args:
+        recipe: What to do to each image.
+        device: Where batches go: a CPU, or a CUDA device with an index, to which finished batches are copied.
+        batch_size: The most rows of a batch.
+        options: `threads` counts here.
+
+    Attributes:
+        note: What works otherwise than usual on this machine, for whoever reads `loader.backend`; empty as a rule.
+
+    Parity:
+        precision="float32": within 0.02 LSB of the torchvision backend. precision="uint8": bit-identical to it; on a
+        machine where a self-check finds a difference, torch's own operators are used instead, and `note` says so.
+    """
+
+    def __init__(self, recipe: Recipe, *, device: torch.device, batch_size: int, options: Options) -> None:
+        self.note = ""
+        apply_row: ApplyRow = _Workers(recipe).apply_row
+        with _progress_message():
+            exact = recipe.precision == "float32" or uint8_is_exact()
+            if exact:
+                _compile(recipe)
+        if not exact:
+            from gpupipe.backends import torchvision_cpu
+
+            self.note = "the uint8 kernels do not give torchvision's pixels on this machine: torch's operators are used"
+            apply_row = partial(torchvision_cpu.decode_and_apply, recipe)
+        super().__init__("numba", apply_row, recipe, device=device, batch_size=batch_size, options=options)
+
+
+class _Workers(threading.local):
+    """A decoder and scratch memory for each thread."""
+
+    def __init__(self, recipe: Recipe) -> None:
+        self.exif = recipe.exif
+        self.renderer, self.decoder = Renderer(recipe), Decoder(recipe.exif)
+
+    def apply_row(self, record: Record, header: Header, plan: Plan, row: int, image: torch.Tensor) -> None:
+        needed, taps = self.renderer.needed(plan, row)
+        size = upright_size(header, self.exif)
+        region = widened(needed, *size)
+        pixels, place = self.decoder.pixels(record.data, header, region)
+        self.renderer.render(pixels, place, region, taps, plan, row, _flat(image))
+
+
+def _flat(image: torch.Tensor) -> npt.NDArray[np.float32] | npt.NDArray[np.uint16]:
+    """An image's memory, in its own order; 16-bit types as their bits."""
+    if image.dtype != torch.float32:
+        image = image.view(torch.int16)
+    if not image.is_contiguous():
+        image = image.permute(1, 2, 0)
+    flat: npt.NDArray[np.float32] = image.reshape(-1).numpy()
+    return flat if flat.dtype == np.float32 else flat.view(np.uint16)
+
+
+def _compile(recipe: Recipe) -> None:
+    """Apply the recipe to one small image, which compiles its kernels, or takes them from the cache."""
+    plan = make_plan(recipe, seed=0, epoch=0, indices=[0], sizes=[(16, 16)])
+    dtype = np.float32 if recipe.output.dtype == "float32" else np.uint16
+    out = np.empty(3 * recipe.output_size[0] * recipe.output_size[1], dtype)
+    Renderer(recipe).render_whole(np.zeros((16, 16, 3), np.uint8), plan, 0, out)
+    is_one_plain_scan(np.frombuffer(b"", np.uint8))
+
+
+@contextmanager
+def _progress_message() -> Iterator[None]:
+    """Say that kernels are being compiled, if this takes long enough to be noticed."""
+    timer = threading.Timer(
+        _SILENT_S, _logger.warning, ("gpupipe: compiling the numba kernels: some seconds, once a machine",)
+    )
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
