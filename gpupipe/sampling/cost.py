@@ -52,9 +52,9 @@ class CostAware:
 
     The epoch begins from the same permutation as ``shuffle=True``. Windows of it, of `window` batches each, keep their
     samples, and share them out among their batches: roughly the largest first, each to the batch that has least so
-    far. So every epoch holds every sample once, batches are of the same size, and the order depends on seed and epoch
-    alone. Two samples meet in a batch about as often as in plain shuffling, but for the very largest, which hardly
-    ever meet each other.
+    far. So every epoch holds every sample once, batches are of the same size, and the order is the same on every rank.
+    Two samples meet in a batch as often as in plain shuffling, give or take a tenth; only the largest percent of them
+    meet each other less, as they must (0.3 times as often on log-normal sizes: benchmarks/bench_cost.py).
 
     The order depends on batch_size and world_size. A state from the middle of an epoch brings the old ones along,
     until that epoch is over.
