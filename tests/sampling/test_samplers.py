@@ -54,6 +54,12 @@ def test_order_of_imagenet_equals_distributed_sampler(pad, world_size, rank):
     np.testing.assert_array_equal(indices, torch_indices(1_281_167, **arguments))
 
 
+def test_order_of_ten_million_equals_distributed_sampler():
+    arguments = {"world_size": 8, "rank": 5, "pad": "repeat", "shuffle": True, "seed": 0, "epoch": 7}
+    indices, _ = rank_indices(10_000_000, **arguments)
+    np.testing.assert_array_equal(indices, torch_indices(10_000_000, **arguments))
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="the peak is read from /proc")
 def test_epoch_of_ten_million_takes_little_more_memory_than_its_array():
     """At most 100 MB above it, over three epochs and a state; torch's own sampler takes 400 MB for one epoch.
