@@ -281,7 +281,7 @@ class Loader:
     def _agreed_order(self) -> EpochOrder:
         """The order of the current epoch. All ranks call this together."""
         if not self._agreed:
-            self._order = self._ordering.agree(self._held_order(), self._ranks)
+            self._order = self._ordering.agree(self._held_order, self._ranks)
             self._agreed = True
         return self._held_order()
 

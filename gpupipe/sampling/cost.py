@@ -6,6 +6,7 @@ for the slowest.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Literal, Protocol, cast
@@ -128,10 +129,9 @@ class CostOrdering(SeededOrdering):
         """See `Ordering.draw`."""
         return self._draw(epoch, self._made_from)
 
-    def agree(self, order: EpochOrder, ranks: Ranks) -> EpochOrder:
+    def agree(self, held: Callable[[], EpochOrder], ranks: Ranks) -> EpochOrder:
         """See `Ordering.agree`."""
-        agree_on("the costs and the order made from them", order, ranks)
-        return order
+        return agree_on("the costs and the order made from them", held, ranks)
 
     def restore(self, saved: Definition, epoch: int, *, begun: bool) -> EpochOrder | None:
         """See `Ordering.restore`: batch_size and world_size stay the saved ones until the epoch is over."""

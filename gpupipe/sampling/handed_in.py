@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import copy
 import operator
-from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
@@ -86,6 +86,7 @@ class HandedOrdering:
             raise _refused(
                 sampler, "an iterator is spent after one epoch: hand in a list, or an object with __iter__ and __len__"
             )
+        _check_rank(sampler, scope, ranks)
         self._sampler, self._samples, self._scope, self._ranks = sampler, samples, scope, ranks
         self._fixed = _array(sampler)
         if self._fixed is not None:
@@ -112,18 +113,15 @@ class HandedOrdering:
             indices = self._ask()
         return RankOrder(indices, made_from, self._ranks) if self._scope == "rank" else HandedOrder(indices, made_from)
 
-    def agree(self, order: EpochOrder, ranks: Ranks) -> EpochOrder:
+    def agree(self, held: Callable[[], EpochOrder], ranks: Ranks) -> EpochOrder:
         """See `Ordering.agree`. A rank's own part becomes the whole order where the ranks can talk to each other."""
-        assert isinstance(order, HandedOrder)
         if self._scope == "global":
-            agree_on("the order that the sampler yields", order, ranks)
-            return order
-        if isinstance(order, RankOrder):
-            known = self._whole(order, ranks) if ranks.world_size == 1 or peers.connected(ranks) else order
-            if order.expected is not None:
-                _check_again(order.expected, known.definition())
-            return known
-        return order
+            return agree_on("the order that the sampler yields", held, ranks)
+        own = cast("RankOrder", held() if not peers.connected(ranks) else _own_of_all(held, ranks))
+        whole = self._whole(own, ranks) if ranks.world_size == 1 or peers.connected(ranks) else own
+        if own.expected is not None:
+            _check_again(own.expected, whole.definition())
+        return whole
 
     def definition(self) -> dict[str, Any]:
         """See `Ordering.definition`."""
@@ -245,20 +243,44 @@ class HandedOrdering:
 
     def _whole(self, order: RankOrder, ranks: Ranks) -> HandedOrder:
         """The order of all ranks, row by row."""
-        assert order.indices is not None
-        made_from = order.definition() | {"counted": "global"}
-        if ranks.world_size == 1:
-            return HandedOrder(order.indices, made_from)
-        counts = peers.from_all([len(order.indices)], ranks)[:, 0].tolist()
-        if len(set(counts)) > 1:
-            raise ConfigError(
-                f"the samplers of the {ranks.world_size} ranks yield {counts} indices: they must yield equally many, "
-                "or one rank waits for the others for ever. Pad or drop in the sampler, as DistributedSampler does",
-                field="sampler",
-                value=counts,
-                allowed="equally many on every rank",
-            )
-        return HandedOrder(peers.from_all(order.indices, ranks).T.ravel(), made_from)
+        own = cast("I64", order.indices)
+        whole = own if ranks.world_size == 1 else peers.all_rows(own, ranks).T.ravel()
+        return HandedOrder(whole, order.definition() | {"counted": "global"})
+
+
+def _own_of_all(held: Callable[[], EpochOrder], ranks: Ranks) -> EpochOrder:
+    """The part of this rank, or ConfigError on every rank unless all ranks have parts of one length."""
+    with peers.telling_of_errors(ranks):
+        own = held()
+    counts = peers.compare([own.length, 0], ranks)[:, 0] // ranks.world_size
+    if (counts != counts[0]).any():
+        raise ConfigError(
+            f"the samplers of the {ranks.world_size} ranks yield {counts.tolist()} indices: they must yield equally "
+            "many, or one rank waits for the others for ever. Pad or drop in the sampler, as DistributedSampler does",
+            field="sampler",
+            value=counts.tolist(),
+            allowed="equally many on every rank",
+        )
+    return own
+
+
+def _check_rank(sampler: object, scope: Scope, ranks: Ranks) -> None:
+    """Raise ConfigError for a sampler that says, as DistributedSampler does, that it is another rank's."""
+    count, rank = getattr(sampler, "num_replicas", None), getattr(sampler, "rank", None)
+    if not isinstance(count, int) or not isinstance(rank, int):
+        return
+    if scope == "global" and count > 1:
+        raise _refused(
+            sampler,
+            f"it yields the part of rank {rank} of {count} only (num_replicas={count}), but is taken for the order of "
+            "all ranks: pass Sharding(sampler_scope='rank')",
+        )
+    if scope == "rank" and (rank, count) != (ranks.rank, ranks.world_size):
+        raise _refused(
+            sampler,
+            f"it yields the part of rank {rank} of {count}, but this is rank {ranks.rank} of {ranks.world_size} (from "
+            f"{ranks.found})",
+        )
 
 
 def _array(sampler: object) -> I64 | None:

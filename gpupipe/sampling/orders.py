@@ -7,7 +7,7 @@ new kind of order is one more `Ordering`.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 import numpy as np
@@ -56,14 +56,18 @@ class Ordering(Protocol):
             ConfigError: A sampler that was handed in yields what cannot be an order.
         """
 
-    def agree(self, order: EpochOrder, ranks: Ranks) -> EpochOrder:
-        """See with the other ranks that `order`, just drawn, is the same everywhere; all ranks call this together.
+    def agree(self, held: Callable[[], EpochOrder], ranks: Ranks) -> EpochOrder:
+        """See with the other ranks that the order is the same everywhere; all ranks call this together.
+
+        Args:
+            held: Gives this rank's order. Where it raises, the other ranks are told, and raise as well.
+            ranks: This process.
 
         Returns:
             The order to use.
 
         Raises:
-            ConfigError: The ranks drew different orders; every rank raises.
+            ConfigError: The ranks drew different orders, or some could not; every rank raises.
             StateError: Not the order that `restore` expected.
         """
 

@@ -6,11 +6,13 @@ Collective calls: every rank makes them, in the same sequence, or all wait until
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from gpupipe.errors import ConfigError
 from gpupipe.sampling.orders import I64
 from gpupipe.sampling.rank import Ranks
 
@@ -30,7 +32,40 @@ def connected(ranks: Ranks) -> bool:
     )
 
 
-def from_all(own: Sequence[int] | I64, ranks: Ranks) -> I64:
+def compare(own: Sequence[int] | None, ranks: Ranks) -> I64:
+    """Two numbers of each rank, int64 (world_size, 2).
+
+    Args:
+        own: This rank's; None says that it has none to give, because of an error that it will raise.
+        ranks: Connected ones.
+
+    Raises:
+        ConfigError: Another rank has none to give.
+    """
+    found = all_rows([0, 0, 0] if own is None else [1, *own], ranks)
+    failed = np.flatnonzero(found[:, 0] == 0).tolist()
+    if failed and own is not None:
+        raise ConfigError(
+            f"rank {', '.join(map(str, failed))} of {ranks.world_size} could not draw the order of this epoch, so this "
+            "rank does not begin it either: see the error there",
+            field="sampler",
+            value=failed,
+            allowed="an order on every rank",
+        )
+    return found[:, 1:]
+
+
+@contextmanager
+def telling_of_errors(ranks: Ranks) -> Iterator[None]:
+    """What is done within comes before a `compare`: if it raises, the other ranks are told, and wait for nothing."""
+    try:
+        yield
+    except Exception:
+        compare(None, ranks)
+        raise
+
+
+def all_rows(own: Sequence[int] | I64, ranks: Ranks) -> I64:
     """One row of each rank, int64 (world_size, n).
 
     Args:
@@ -40,7 +75,7 @@ def from_all(own: Sequence[int] | I64, ranks: Ranks) -> I64:
     import torch
     import torch.distributed as dist
 
-    mine = torch.from_numpy(np.ascontiguousarray(own, np.int64)).to(_device(ranks))
+    mine = torch.from_numpy(np.ascontiguousarray(own, np.int64)).to(device_of(ranks))
     rows = [torch.empty_like(mine) for _ in range(ranks.world_size)]
     dist.all_gather(rows, mine)
     return np.stack([row.cpu().numpy() for row in rows])
@@ -51,7 +86,7 @@ def words(digest: str) -> list[int]:
     return np.frombuffer(bytes.fromhex(digest.rpartition(":")[2]), np.int64).tolist()  # type: ignore[no-any-return]
 
 
-def _device(ranks: Ranks) -> torch.device:
+def device_of(ranks: Ranks) -> torch.device:
     """Where the process group takes tensors: the CPU if it can; else this rank's own CUDA device, never another's."""
     import torch
     import torch.distributed as dist

@@ -6,8 +6,9 @@ nothing is shuffled), so that ten million samples cost 80 MB and no Python objec
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -108,10 +109,10 @@ class SeededOrdering:
         """See `Ordering.definition`."""
         return dict(self._made_from)
 
-    def agree(self, order: EpochOrder, ranks: Ranks) -> EpochOrder:
+    def agree(self, held: Callable[[], EpochOrder], ranks: Ranks) -> EpochOrder:
         """See `Ordering.agree`: as it is, because every rank made the Loader with the same arguments."""
         del ranks
-        return order
+        return held()
 
     def restore(self, saved: Definition, epoch: int, *, begun: bool) -> EpochOrder | None:
         """See `Ordering.restore`."""
@@ -227,17 +228,25 @@ class WeightedOrdering(SeededOrdering):
         drawn = torch.multinomial(torch.from_numpy(self._weights), self._rows, self._replacement, generator=generator)
         return ArrayOrder(drawn.numpy(), length=self._rows, made_from=self._made_from, repeats=self._replacement)
 
-    def agree(self, order: EpochOrder, ranks: Ranks) -> EpochOrder:
+    def agree(self, held: Callable[[], EpochOrder], ranks: Ranks) -> EpochOrder:
         """See `Ordering.agree`."""
-        agree_on("the weights and the order drawn by them", order, ranks)
-        return order
+        return agree_on("the weights and the order drawn by them", held, ranks)
 
 
-def agree_on(what: str, order: EpochOrder, ranks: Ranks) -> None:
-    """Raise ConfigError, on every rank, unless all have the same order; nothing without torch.distributed."""
-    if not peers.connected(ranks) or not isinstance(order, ArrayOrder) or order.indices is None:
-        return
-    found = peers.from_all(peers.words(order.hash), ranks)
+def agree_on(what: str, held: Callable[[], EpochOrder], ranks: Ranks) -> EpochOrder:
+    """`Ordering.agree`, by comparing hashes; without torch.distributed nothing is compared.
+
+    Args:
+        what: Must be the same everywhere, for the message.
+        held: See `Ordering.agree`; gives an `ArrayOrder`.
+        ranks: This process.
+    """
+    if not peers.connected(ranks):
+        return held()
+    with peers.telling_of_errors(ranks):
+        order = held()
+        own = peers.words(cast("ArrayOrder", order).hash)
+    found = peers.compare(own, ranks)
     others = np.flatnonzero((found != found[0]).any(axis=1)).tolist()
     if others:
         raise ConfigError(
@@ -248,6 +257,7 @@ def agree_on(what: str, order: EpochOrder, ranks: Ranks) -> None:
             value=others,
             allowed="the same on every rank",
         )
+    return order
 
 
 def numbers(name: str, values: npt.ArrayLike, most: int | None = None) -> npt.NDArray[np.float64]:

@@ -194,6 +194,22 @@ def test_resume_with_another_world_and_batch_size_delivers_exactly_the_rest(orde
     assert not missing if pad != "drop" else len(missing) < worlds[1]
 
 
+@each_order
+def test_resume_reads_nothing_that_was_delivered(order, monkeypatch):
+    read = []
+    usual = MemorySource.__getitem__
+    monkeypatch.setattr(MemorySource, "__getitem__", lambda self, index: read.append(index) or usual(self, index))
+    with make(order) as loader:
+        last = [rows(batch) for batch in loader][-1]
+        count = len(loader)
+    state = state_after(order, count - 1)
+    with make(order) as loader:
+        read.clear()
+        loader.load_state_dict(state)
+        assert [rows(batch) for batch in loader] == [last]
+    assert sorted(read) == sorted(row[0] for row in last)
+
+
 def test_cost_aware_epoch_keeps_its_batches_to_its_end_and_then_takes_new_ones():
     with make("cost", batch_size=4, world_size=2) as old:
         old_order = old._agreed_order()

@@ -1,3 +1,5 @@
+from functools import partial
+
 import numpy as np
 import pytest
 import torch
@@ -118,7 +120,7 @@ def test_distributed_sampler_with_scope_rank_gives_each_rank_its_own(world_size,
         ranks = Ranks(rank, world_size, rank, "test")
         sampler = DistributedSampler(range(length), num_replicas=world_size, rank=rank, seed=3)
         ordering = handed(sampler, length, "rank", ranks)
-        order = ordering.agree(ordering.draw(epoch), ranks)
+        order = ordering.agree(partial(ordering.draw, epoch), ranks)
         oracle = DistributedSampler(range(length), num_replicas=world_size, rank=rank, seed=3)
         oracle.set_epoch(epoch)
         assert ordering.length(epoch) == order.length
@@ -136,7 +138,7 @@ def test_repeats_of_ra_sampler_have_different_occurrences_over_all_ranks(world_s
     for rank in range(world_size):
         ranks = Ranks(rank, world_size, rank, "test")
         ordering = handed(RASampler(range(60), world_size, rank, round_to=4), 60, "rank", ranks)
-        order = ordering.agree(ordering.draw(2), ranks)
+        order = ordering.agree(partial(ordering.draw, 2), ranks)
         positions = np.arange(rank, order.length, world_size)
         indices, occurrences = order.at(positions)
         oracle = RASampler(range(60), world_size, rank, round_to=4)
@@ -157,7 +159,7 @@ def test_scope_rank_in_mid_epoch_needs_the_same_world_size():
         of(4).restore(saved, 0, begun=True)
     assert of(4).restore(saved, 0, begun=False) is None
     again = of(2)
-    order = again.agree(again.restore(saved, 0, begun=True), Ranks(0, 2, 0, "test"))
+    order = again.agree(lambda: again.restore(saved, 0, begun=True), Ranks(0, 2, 0, "test"))
     assert order.definition() == saved
 
 
@@ -167,9 +169,10 @@ def test_scope_rank_with_another_order_than_saved_is_refused_by_agree():
     saved = ordering.draw(0).definition()
     order = ordering.restore(saved, 0, begun=True)
     with pytest.raises(StateError, match="does not yield again"):
-        ordering.agree(order, ranks)
+        ordering.agree(lambda: order, ranks)
+    order = ordering.restore(saved | {"counted": "global"}, 0, begun=True)
     with pytest.raises(StateError, match=r"with torch\.distributed"):
-        ordering.agree(ordering.restore(saved | {"counted": "global"}, 0, begun=True), ranks)
+        ordering.agree(lambda: order, ranks)
 
 
 def test_generators_with_scope_rank_are_each_ranks_own():
@@ -236,3 +239,13 @@ def test_sampler_is_asked_once_an_epoch_and_not_before():
     assert ordering.length(0) is None
     ordering.draw(0)
     assert sampler.round == 1
+
+
+def test_sampler_of_one_rank_is_not_taken_for_the_order_of_all():
+    sampler = DistributedSampler(range(20), num_replicas=2, rank=1)
+    with pytest.raises(ConfigError, match="sampler_scope='rank'"):
+        handed(sampler, ranks=Ranks(1, 2, 1, "test"))
+    with pytest.raises(ConfigError, match=r"part of rank 1 of 2, but this is rank 0 of 2 \(from test\)"):
+        handed(sampler, scope="rank", ranks=Ranks(0, 2, 0, "test"))
+    handed(sampler, scope="rank", ranks=Ranks(1, 2, 1, "test"))
+    handed(DistributedSampler(range(20), num_replicas=1, rank=0), ranks=Ranks(1, 2, 1, "test"))

@@ -136,6 +136,13 @@ def test_samplers_of_different_length_raise_on_every_rank(run):
     assert all("yield [3, 4] indices" in str(text) for text in run["disagreements"]["lengths"])
 
 
+@pytest.mark.parametrize("case", ["one fails", "one fails, own parts"])
+def test_sampler_that_fails_on_one_rank_raises_on_every_rank(run, case):
+    theirs, own = run["disagreements"][case]
+    assert "rank 1 of 2 could not draw the order" in theirs
+    assert "division" in own
+
+
 def test_guard_ends_what_hangs(tmp_path):
     script = tmp_path / "hang.py"
     script.write_text("import time; print('hanging', flush=True); time.sleep(600)")

@@ -141,6 +141,16 @@ def handed_in(backend):
     return found
 
 
+class Failing:
+    """A sampler that cannot be asked on rank 1."""
+
+    def __init__(self, rank):
+        self.rank = rank
+
+    def __iter__(self):
+        yield 1 // (1 - self.rank)
+
+
 def disagreements(backend):
     """What must be an error on every rank, and no hang."""
     rank, length = dist.get_rank(), len(gp.open_source(DATA))
@@ -151,13 +161,15 @@ def disagreements(backend):
         "weights": {"sampler": gp.Weighted([1.0] * (length - 1) + [1.0 + 9 * rank])},
         "costs": {"sampler": gp.CostAware([abs(rank * length - i) for i in range(length)], window=2)},
         "lengths": {"sampler": list(range(3 + rank)), "sharding": own},
+        "one fails": {"sampler": Failing(rank)},
+        "one fails, own parts": {"sampler": Failing(rank), "sharding": own},
     }
     found = {}
     for name, arguments in cases.items():
         with loader(backend, **arguments) as each:
             try:
                 iter(each)
-            except ConfigError as error:
+            except (ConfigError, ArithmeticError) as error:
                 found[name] = told(str(error))
             else:
                 found[name] = told(None)
