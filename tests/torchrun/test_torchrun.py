@@ -21,7 +21,7 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="gloo's loopback
 def run(image_folder, tmp_path_factory):
     out = tmp_path_factory.mktemp("torchrun")
     there = [backend for backend in available.ON_CPU if available.why_not(backend) is None]
-    torchrun(HERE / "worker.py", HERE.parent.parent, image_folder, out, *there)
+    torchrun(HERE / "worker.py", image_folder, out, *there)
     return json.loads((out / "found.json").read_text()) | {"out": out}
 
 

@@ -1,6 +1,6 @@
 """What each process of the torchrun tests does. Rank 0 writes what the ranks told each other; the test judges it.
 
-torchrun --nproc_per_node=2 worker.py <repository> <data set> <out> <backend> ...
+torchrun --nproc_per_node=2 worker.py <data set> <out> <backend> ...
 """
 
 import faulthandler
@@ -13,13 +13,13 @@ import torch
 import torch.distributed as dist
 from torch.utils.data import DistributedSampler, RandomSampler
 
-REPO, DATA, OUT, *BACKENDS = sys.argv[1:]
-sys.path.insert(0, REPO)
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # for `tests`
 
 import gpupipe as gp  # noqa: E402
 from gpupipe.errors import ConfigError  # noqa: E402
 from tests.samplers import RASampler  # noqa: E402
 
+DATA, OUT, *BACKENDS = sys.argv[1:] if __name__ == "__main__" else ("", "")
 RECIPE = gp.Recipe.train(size=16)
 
 
