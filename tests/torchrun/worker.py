@@ -15,9 +15,9 @@ from torch.utils.data import DistributedSampler, RandomSampler
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # for `tests`
 
-import gpupipe as gp  # noqa: E402
-from gpupipe.errors import ConfigError  # noqa: E402
-from tests.samplers import RASampler  # noqa: E402
+import gpupipe as gp
+from gpupipe.errors import ConfigError
+from tests.samplers import RASampler
 
 DATA, OUT, *BACKENDS = sys.argv[1:] if __name__ == "__main__" else ("", "")
 RECIPE = gp.Recipe.train(size=16)
