@@ -21,7 +21,8 @@ if TYPE_CHECKING:
     from gpupipe.errors import SourceError as SourceError
     from gpupipe.errors import StateError as StateError
     from gpupipe.loader import Loader as Loader
-    from gpupipe.parity import parity as parity
+    from gpupipe.parity import Report as Report
+    from gpupipe.parity import check_parity as check_parity
     from gpupipe.plan import make_plan as make_plan
     from gpupipe.recipe import CenterCrop as CenterCrop
     from gpupipe.recipe import ColorJitter as ColorJitter
@@ -67,15 +68,16 @@ _PUBLIC = {
     "Recipe": "gpupipe.recipe",
     "Record": "gpupipe.records",
     "RecordError": "gpupipe.errors",
+    "Report": "gpupipe.parity",
     "Resize": "gpupipe.recipe",
     "Sharding": "gpupipe.sampling.samplers",
     "SourceError": "gpupipe.errors",
     "StateError": "gpupipe.errors",
     "Weighted": "gpupipe.sampling.samplers",
+    "check_parity": "gpupipe.parity",
     "make_plan": "gpupipe.plan",
     "measure_costs": "gpupipe.sampling.cost",
     "open_source": "gpupipe.sources",
-    "parity": "gpupipe.parity",
 }
 
 __all__ = [*sorted(_PUBLIC), "__version__"]

@@ -220,9 +220,9 @@ def _parity(arguments: argparse.Namespace) -> int:
     """
     recipe = _recipe(arguments.recipe, arguments)
     from gpupipe.backends.base import Options
-    from gpupipe.parity import parity
+    from gpupipe.parity import check_parity
 
-    report = parity(
+    report = check_parity(
         arguments.folder,
         recipe,
         backend=arguments.backend,

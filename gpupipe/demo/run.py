@@ -17,7 +17,7 @@ from gpupipe.demo import pictures, sheet, speed
 from gpupipe.errors import BackendUnavailable, ConfigError, GpupipeError, RecordError
 from gpupipe.headers import scan_record
 from gpupipe.loader import Loader
-from gpupipe.parity import Report, parity
+from gpupipe.parity import Report, check_parity
 from gpupipe.recipe import Recipe
 from gpupipe.records import Record
 from gpupipe.sources.base import check_index, fingerprint_of
@@ -92,7 +92,7 @@ def demo(
 
     written, reports = [], []
     for choice in [choice for choice in choices if choice.name != "torchvision"] or choices:
-        report = parity(
+        report = check_parity(
             source, recipe, backend=f"{choice.name}:{choice.device}", limit=PARITY_IMAGES, progress=progress
         )
         reports.append(report)

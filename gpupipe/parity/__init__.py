@@ -1,4 +1,4 @@
-"""How far apart two backends are, stage by stage: `gpupipe.parity(source, recipe, ...)` returns a `Report`.
+"""How far apart two backends are, stage by stage: `gpupipe.check_parity(source, recipe, ...)` returns a `Report`.
 
 tolerances.py   the bounds, and why
 stages.py       what each stage does alone
@@ -10,26 +10,9 @@ report.py, html.py   what is shown
 
 from __future__ import annotations
 
-import sys
-import types
-from typing import Any
-
-from gpupipe.parity.compare import parity
+from gpupipe.parity.compare import check_parity
 from gpupipe.parity.report import BadFile, Report, Row
 from gpupipe.parity.tally import Sample
 from gpupipe.parity.tolerances import Tolerance
 
-__all__ = ["BadFile", "Report", "Row", "Sample", "Tolerance", "parity"]
-
-
-class _CallableModule(types.ModuleType):
-    """`gpupipe.parity` is this package and also the function: which of the two a program imports first must not matter.
-
-    The import system binds `gpupipe.parity` to the package, whatever `gpupipe.__getattr__` would have put there.
-    """
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Report:
-        return parity(*args, **kwargs)
-
-
-sys.modules[__name__].__class__ = _CallableModule
+__all__ = ["BadFile", "Report", "Row", "Sample", "Tolerance", "check_parity"]

@@ -40,7 +40,7 @@ TODAY: tuple[Kind, ...] = ("PIL", "uint8")
 Draw = tuple[int, int]
 
 
-def parity(  # noqa: PLR0913 - the options of the command, each with a default
+def check_parity(  # noqa: PLR0913 - the options of the command, each with a default
     source: str | os.PathLike[str] | Source,
     recipe: Recipe | object,
     *,

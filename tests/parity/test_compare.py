@@ -41,7 +41,7 @@ def named(report: Report) -> dict[str, compare.Row]:
     ids=["jitter", "eval", "bicubic", "uint8", "float16", "bfloat16 exif", "crop only", "grey only"],
 )
 def test_parity_torchvision_against_itself_passes(image_folder, recipe):
-    report = gp.parity(image_folder, recipe, backend="torchvision", seeds=(0, 1))
+    report = gp.check_parity(image_folder, recipe, backend="torchvision", seeds=(0, 1))
     assert report.ok, report.table()
     assert all(row.max_lsb == 0 for row in report.rows if not row.variant.startswith("vs "))
     draws = 2 if any("Random" in type(step).__name__ for step in recipe.steps) else 1
@@ -53,7 +53,7 @@ def test_parity_torchvision_against_itself_passes(image_folder, recipe):
 def test_parity_fault_in_one_stage_fails_there_and_in_the_whole_chain(image_folder, faults, stage):
     point, fault = FAULTS[stage]
     faults[point] = fault
-    report = gp.parity(image_folder, JITTER, backend="faulty")
+    report = gp.check_parity(image_folder, JITTER, backend="faulty")
     assert not report.ok
     assert failing(report) == {stage, "whole chain"}
     assert any(failure.startswith(stage) for failure in report.failures)
@@ -62,14 +62,14 @@ def test_parity_fault_in_one_stage_fails_there_and_in_the_whole_chain(image_fold
 
 def test_parity_wrapped_backend_without_a_fault_passes(image_folder, faults):
     assert not faults
-    report = gp.parity(image_folder, JITTER, backend="faulty")
+    report = gp.check_parity(image_folder, JITTER, backend="faulty")
     assert report.ok, report.table()
     assert report.backend == "faulty (cpu)"
 
 
 def test_parity_fault_of_one_pixel_is_measured_exactly(image_folder, faults):
     faults["result"] = FAULTS["decode"][1]
-    rows = [row for row in gp.parity(image_folder, JITTER, backend="faulty").rows if row.stage == "decode"]
+    rows = [row for row in gp.check_parity(image_folder, JITTER, backend="faulty").rows if row.stage == "decode"]
     for row in rows:
         assert row.max_lsb == (0 if row.variant == "PNG" else 1)
     jpegs = [row for row in rows if row.variant.startswith("JPEG")]
@@ -89,7 +89,9 @@ def test_parity_difference_of_one_lsb_is_one_in_every_stage(image_folder, faults
         return call.applied
 
     faults["result"] = off_by_one
-    rows = [row for row in gp.parity(image_folder, JITTER, backend="faulty").rows if not row.variant.startswith("vs ")]
+    rows = [
+        row for row in gp.check_parity(image_folder, JITTER, backend="faulty").rows if not row.variant.startswith("vs ")
+    ]
     assert {row.stage for row in rows} == {"decode", "resize", "jitter", "normalise", "whole chain"}
     for row in rows:
         assert row.max_lsb == pytest.approx(1, abs=1e-4), row.name
@@ -103,9 +105,9 @@ def test_parity_dtype_allows_its_rounding_and_no_more(image_folder, faults, dtyp
         return call.applied
 
     recipe = gp.Recipe.eval(size=SIZE, output=gp.Output(dtype=dtype))
-    assert gp.parity(image_folder, recipe, backend="faulty").ok
+    assert gp.check_parity(image_folder, recipe, backend="faulty").ok
     faults["result"] = off_by_three
-    assert failing(gp.parity(image_folder, recipe, backend="faulty")) == {"normalise", "whole chain"}
+    assert failing(gp.check_parity(image_folder, recipe, backend="faulty")) == {"normalise", "whole chain"}
 
 
 def test_parity_not_a_number_fails(image_folder, faults):
@@ -114,14 +116,14 @@ def test_parity_not_a_number_fails(image_folder, faults):
         return call.applied
 
     faults["result"] = broken
-    report = gp.parity(image_folder, JITTER, backend="faulty", limit=2)
+    report = gp.check_parity(image_folder, JITTER, backend="faulty", limit=2)
     assert failing(report) == {"decode", "resize", "jitter", "normalise", "whole chain"}
     assert '"max_lsb": "inf"' in report.to_json()
 
 
 def test_parity_strong_jitter_is_judged_in_rows_of_its_own(image_folder):
     recipe = gp.Recipe.train(size=SIZE, jitter=(1.5, 1.5, 1.5, 0.1))
-    rows = named(gp.parity(image_folder, recipe, backend="torchvision", seeds=range(3)))
+    rows = named(gp.check_parity(image_folder, recipe, backend="torchvision", seeds=range(3)))
     weak, strong = rows["jitter"], rows["jitter factor > 1.8"]
     assert weak.samples + strong.samples == 45
     assert min(weak.samples, strong.samples) > 0
@@ -130,7 +132,7 @@ def test_parity_strong_jitter_is_judged_in_rows_of_its_own(image_folder):
 
 
 def test_parity_against_today_sees_8_bit_rounding(image_folder):
-    rows = named(gp.parity(image_folder, gp.Recipe.train(size=SIZE), backend="torchvision", seeds=range(4)))
+    rows = named(gp.check_parity(image_folder, gp.Recipe.train(size=SIZE), backend="torchvision", seeds=range(4)))
     for name in ("whole chain vs PIL today", "whole chain vs uint8 today"):
         assert 0.3 < rows[name].max_lsb <= rows[name].tolerance.max_lsb
         assert abs(rows[name].bias_lsb) < 0.1
@@ -138,7 +140,9 @@ def test_parity_against_today_sees_8_bit_rounding(image_folder):
 
 def test_parity_uint8_precision_equals_stock_torchvision_on_uint8(image_folder):
     recipe = gp.Recipe.train(size=SIZE, jitter=(0.4, 0.4, 0.4, 0.1), precision="uint8")
-    row = named(gp.parity(image_folder, recipe, backend="torchvision", seeds=range(3)))["whole chain vs uint8 today"]
+    row = named(gp.check_parity(image_folder, recipe, backend="torchvision", seeds=range(3)))[
+        "whole chain vs uint8 today"
+    ]
     assert row.tolerance.max_lsb == 0
     assert row.verdict == "ok"
 
@@ -158,7 +162,7 @@ def bad_folder(tmp_path):
 
 
 def test_parity_files_that_nobody_reads_are_listed_and_pass(bad_folder):
-    report = gp.parity(bad_folder, JITTER, backend="torchvision")
+    report = gp.check_parity(bad_folder, JITTER, backend="torchvision")
     assert report.ok, report.table()
     assert [file.key for file in report.undecodable] == ["class/cut.jpg", "class/empty.jpg", "class/text <&>.jpg"]
     assert all(file.agreed for file in report.undecodable)
@@ -171,7 +175,7 @@ def test_parity_backends_that_disagree_on_a_bad_file_fail(bad_folder, faults):
         return Applied(call.applied.images, {})
 
     faults["result"] = reads_all
-    report = gp.parity(bad_folder, JITTER, backend="faulty")
+    report = gp.check_parity(bad_folder, JITTER, backend="faulty")
     assert not report.ok
     assert [file.key for file in report.undecodable if not file.agreed] == ["class/cut.jpg"]
     assert any("only the reference refuses class/cut.jpg" in failure for failure in report.failures)
@@ -183,14 +187,14 @@ def test_parity_file_refused_only_by_the_whole_chain_fails(image_folder, faults)
         return Applied(call.applied.images, {0: DecodeError("no")} if whole else call.applied.errors)
 
     faults["result"] = refuses_first
-    report = gp.parity(image_folder, JITTER, backend="faulty", limit=3)
+    report = gp.check_parity(image_folder, JITTER, backend="faulty", limit=3)
     assert any("only the backend refuses" in failure for failure in report.failures)
 
 
 def test_parity_nothing_decodable_fails(tmp_path):
     (tmp_path / "set" / "class").mkdir(parents=True)
     (tmp_path / "set" / "class" / "a.jpg").write_bytes(b"nothing")
-    report = gp.parity(tmp_path / "set", JITTER, backend="torchvision")
+    report = gp.check_parity(tmp_path / "set", JITTER, backend="torchvision")
     assert not report.ok
     assert report.failures == ("nothing was compared: none of 1 files could be decoded",)
 
@@ -202,13 +206,13 @@ def test_parity_lossless_file_refused_is_a_backend_error(image_folder, faults):
 
     faults["result"] = refuses_bmp
     with pytest.raises(BackendError, match="BMP"):
-        gp.parity(image_folder, JITTER, backend="faulty")
+        gp.check_parity(image_folder, JITTER, backend="faulty")
 
 
 def test_parity_other_shape_is_a_backend_error(image_folder, faults):
     faults["result"] = lambda call: Applied(call.applied.images[:, :, :-1], call.applied.errors)
     with pytest.raises(BackendError, match="shape"):
-        gp.parity(image_folder, JITTER, backend="faulty")
+        gp.check_parity(image_folder, JITTER, backend="faulty")
 
 
 @pytest.mark.parametrize(
@@ -216,11 +220,11 @@ def test_parity_other_shape_is_a_backend_error(image_folder, faults):
 )
 def test_parity_bad_argument_is_a_config_error(image_folder, arguments):
     with pytest.raises(ConfigError):
-        gp.parity(image_folder, JITTER, **({"backend": "torchvision"} | arguments))
+        gp.check_parity(image_folder, JITTER, **({"backend": "torchvision"} | arguments))
 
 
 def test_parity_limit_takes_files_evenly(image_folder):
-    report = gp.parity(image_folder, gp.Recipe.eval(size=SIZE), backend="torchvision", limit=4)
+    report = gp.check_parity(image_folder, gp.Recipe.eval(size=SIZE), backend="torchvision", limit=4)
     assert report.files == 4
     assert compare._chosen(15, 4) == [0, 3, 7, 11]
     assert compare._chosen(3, 10) == [0, 1, 2]
@@ -237,16 +241,16 @@ def test_parity_closes_every_backend(image_folder, monkeypatch):
         return made
 
     monkeypatch.setattr(backends, "create", counting)
-    gp.parity(image_folder, JITTER, backend="torchvision", limit=3)
+    gp.check_parity(image_folder, JITTER, backend="torchvision", limit=3)
     assert opened == []
 
 
 def test_parity_worst_samples_can_be_replayed(image_folder, faults):
     faults["plan"] = FAULTS["resize"][1]
-    report = gp.parity(image_folder, JITTER, backend="faulty", seeds=(3, 4), epochs=(0, 7))
+    report = gp.check_parity(image_folder, JITTER, backend="faulty", seeds=(3, 4), epochs=(0, 7))
     worst = named(report)["resize"].worst[0]
     assert (worst.seed, worst.epoch) in {(3, 0), (3, 7), (4, 0), (4, 7)}
-    again = gp.parity(image_folder, JITTER, backend="faulty", seeds=(worst.seed,), epochs=(worst.epoch,))
+    again = gp.check_parity(image_folder, JITTER, backend="faulty", seeds=(worst.seed,), epochs=(worst.epoch,))
     replayed = named(again)["resize"].worst[0]
     assert (replayed.key, replayed.max_lsb) == (worst.key, worst.max_lsb)
     assert np.array_equal(replayed.backend, worst.backend)
@@ -266,16 +270,9 @@ def test_parity_exif_apply_compares_upright_pictures(tmp_path, faults):
         return call.plan
 
     faults["plan"] = look
-    report = gp.parity(tmp_path / "set", gp.Recipe.train(size=SIZE, exif="apply"), backend="faulty")
+    report = gp.check_parity(tmp_path / "set", gp.Recipe.train(size=SIZE, exif="apply"), backend="faulty")
     assert report.ok, report.table()
     assert sizes[0] == [70, 70]  # 40 x 70 stands upright as 70 x 40
-
-
-def test_parity_module_is_callable_whichever_is_imported_first():
-    import gpupipe.parity as module
-
-    assert callable(module)
-    assert gp.parity is module or gp.parity is module.parity
 
 
 def test_lossless_record_decodes_to_the_same_pixels():

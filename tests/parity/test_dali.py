@@ -57,7 +57,7 @@ def test_parity_auto_that_is_the_reference_takes_dali_and_passes(image_folder, m
     monkeypatch.setattr(
         backends, "choose", lambda name, device=None: choose("torchvision" if name == "auto" else name, device)
     )
-    report = gp.parity(image_folder, JITTER)
+    report = gp.check_parity(image_folder, JITTER)
     assert report.backend == "dali (cpu)"
     assert report.ok, report.table()
 
@@ -65,12 +65,12 @@ def test_parity_auto_that_is_the_reference_takes_dali_and_passes(image_folder, m
 @pytest.mark.parametrize("stage", FAULTS)
 def test_parity_fault_in_a_backend_is_found_in_its_stage(image_folder, monkeypatch, stage):
     FAULTS[stage](monkeypatch)
-    report = gp.parity(image_folder, JITTER, backend="dali:cpu", limit=6)
+    report = gp.check_parity(image_folder, JITTER, backend="dali:cpu", limit=6)
     found = {row.stage for row in report.rows if row.verdict == "FAIL" and not row.variant.startswith("vs ")}
     # Pixels without Normalize pass through normalize(0, 1) too: its fault shows wherever torchvision finishes a batch.
     assert found == ({stage, "whole chain"} if stage != "normalise" else {"resize", "jitter", stage, "whole chain"})
 
 
 def test_parity_dali_real_photos_pass(photos_dir):
-    report = gp.parity(photos_dir, gp.Recipe.train(jitter=(0.4, 0.4, 0.4, 0.1)), backend="dali:cpu", limit=6)
+    report = gp.check_parity(photos_dir, gp.Recipe.train(jitter=(0.4, 0.4, 0.4, 0.1)), backend="dali:cpu", limit=6)
     assert report.ok, report.table()
