@@ -53,7 +53,7 @@ class Loader:
             ``Sharding(sampler_scope="rank")``. Its ``set_epoch`` is called if it has one. Where torch.distributed
             runs, the ranks compare their orders at each epoch's beginning, so all of them must call `iter()`.
         drop_last: Leave out the last batch of a rank if it is incomplete.
-        backend: "auto", "torchvision" or "dali"; `loader.backend` says which was chosen, and why.
+        backend: "auto", "dali", "numba" or "torchvision"; `loader.backend` says which was chosen, and why.
         device: Of the images and labels: a torch device or its name; None: what the backend is best at.
         sharding: How samples are dealt to processes; None: `Sharding()`, which finds the rank itself.
         fields: What a batch holds, in this order: "image", "label", "index", "key", "path", "valid", and any of the
@@ -187,7 +187,8 @@ class Loader:
     def state_dict(self) -> dict[str, Any]:
         """Where the loader stands, in builtin types: what has been *delivered*; batches in flight do not count.
 
-        Saved on one rank, it restores all ranks.
+        Saved on one rank, it restores all ranks (but for samplers of each rank's own that have a generator or a state:
+        those need each rank's state). After the last batch of an epoch, it is the beginning of the next one.
         """
         epoch, delivered = self._position()
         held = self._order if epoch == self._epoch else None
@@ -202,7 +203,8 @@ class Loader:
     def load_state_dict(self, state: Mapping[str, Any], *, strict: bool = True) -> None:
         """Go on where `state_dict` stood. The next `iter()` delivers what was not delivered; nothing is replayed.
 
-        Batch size, threads, backend and world size may differ: each sample left keeps its pixels.
+        Batch size, threads, backend and world size may differ: the samples left are the same, each with the same
+        pixels; only what pads or drops the tail is worked out anew. With several ranks, all of them load.
 
         Args:
             state: From `state_dict`.
@@ -266,8 +268,9 @@ class Loader:
 
     def __repr__(self) -> str:
         return (
-            f"Loader({self._source.uri}: {len(self._source)} samples, {len(self)} batches of {self._batch_size}, "
-            f"rank {self._ranks.rank} of {self._ranks.world_size}, {self._choice})"
+            f"Loader({self._source.uri}: {len(self._source)} samples, {len(self)} batches of {self._batch_size} "
+            f"({self.global_batch_size} over all ranks), rank {self._ranks.rank} of {self._ranks.world_size}, "
+            f"{self._choice})"
         )
 
     # Inside

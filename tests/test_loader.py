@@ -465,7 +465,8 @@ def test_loader_keeps_the_users_global_generators(make):
 
 
 def test_repr_says_what_it_does(make):
-    text = repr(make(batch_size=5))
+    text = repr(make(batch_size=5, sharding=gp.Sharding(rank=0, world_size=3)))
     assert "batches of 5" in text
-    assert "rank 0 of 1" in text
+    assert "15 over all ranks" in text
+    assert "rank 0 of 3" in text
     assert "torchvision" in text

@@ -1,4 +1,6 @@
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from gpupipe.errors import ConfigError
 from gpupipe.sampling.rank import find_ranks
@@ -52,3 +54,15 @@ def test_find_ranks_with_impossible_numbers_says_what_was_found(arguments, envir
     with pytest.raises(ConfigError) as raised:
         find_ranks(*arguments, environment)
     assert shown in str(raised.value)
+
+
+@given(rank=st.integers(-3, 20), world_size=st.integers(-3, 20), as_variables=st.booleans())
+def test_find_ranks_takes_exactly_the_numbers_that_can_be(rank, world_size, as_variables):
+    variables = {"RANK": str(rank), "WORLD_SIZE": str(world_size)} if as_variables else {}
+    arguments = (None, None) if as_variables else (rank, world_size)
+    if 0 <= rank < world_size:
+        found = find_ranks(*arguments, variables)
+        assert (found.rank, found.world_size) == (rank, world_size)
+    else:
+        with pytest.raises(ConfigError, match="environment variables" if as_variables else "argument"):
+            find_ranks(*arguments, variables)
