@@ -359,3 +359,23 @@ def test_workers_torch_operators_have_one_intra_op_thread_for_ever(make):
     finally:
         torch.set_num_threads(before)
     assert seen == [1] * 6
+
+
+def test_backend_leaves_the_thread_numbers_of_all_others(make):
+    def in_new_thread():
+        seen = []
+        thread = threading.Thread(target=lambda: seen.append(torch.get_num_threads()))
+        thread.start()
+        thread.join(SECONDS)
+        return seen[0]
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(3)
+    try:
+        backend = make(threads=4)
+        values(backend.submit(*batch(0, 1)))
+        assert (torch.get_num_threads(), in_new_thread()) == (3, 3)
+        backend.close()
+        assert (torch.get_num_threads(), in_new_thread()) == (3, 3)
+    finally:
+        torch.set_num_threads(before)
