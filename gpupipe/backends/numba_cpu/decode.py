@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import importlib
+import io
+from functools import cache
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from PIL import Image
 
 from gpupipe import decode
 from gpupipe.backends.numba_cpu.scan import is_one_plain_scan
@@ -47,8 +50,7 @@ class Decoder:
 
     def __init__(self, exif: Exif) -> None:
         self._exif = exif
-        self._codec = _region_codec()
-        self._image: Any = None
+        self._codec = _RegionCodec() if regions_are_exact() else None
 
     def pixels(self, data: Encoded, header: Header, region: Box) -> tuple[U8, Box]:
         """The pixels of a region.
@@ -66,7 +68,9 @@ class Decoder:
         """
         upright = self._exif == "ignore" or header.orientation == 1
         if self._codec is not None and header.native and upright:
-            found = self._decode_region(self._codec, data, region)
+            view = np.frombuffer(data, np.uint8)
+            view.flags.writeable = False  # numba compiles for either, and `bytes` cannot be the other
+            found = self._codec.decode(view, region) if is_one_plain_scan(view) else None
             if found is not None:
                 return found, (0, 0, *region[2:])
         whole = decode.rgb(data, header)
@@ -74,18 +78,33 @@ class Decoder:
             whole = np.ascontiguousarray(decode.upright(whole, header.orientation))
         return whole.reshape(len(whole), -1), region
 
-    def _decode_region(self, codec: tuple[Any, Any, Any], data: Encoded, region: Box) -> U8 | None:
-        """None where this decoder cannot, or should not, have the last word."""
-        view = np.frombuffer(data, np.uint8)
-        view.flags.writeable = False  # numba compiles for either, and `bytes` cannot be the other
-        if not is_one_plain_scan(view):
-            return None
-        library, decoder, parameters = codec
+
+class _RegionCodec:
+    """nvImageCodec, which comes with DALI, on the CPU.
+
+    Each thread needs one of its own: shared, it corrupts memory.
+
+    Raises:
+        Exception: It is missing, broken, or of a version that is used otherwise.
+    """
+
+    def __init__(self) -> None:
+        library = importlib.import_module("nvidia.nvimgcodec")
+        self._stream, self._region = library.CodeStream, library.Region
+        self._decoder = library.Decoder(
+            device_id=library.NVIMGCODEC_DEVICE_CPU_ONLY,
+            max_num_cpu_threads=1,
+            backends=[library.Backend(library.BackendKind.CPU_ONLY)],
+        )
+        self._parameters = library.DecodeParams(apply_exif_orientation=False, color_spec=library.ColorSpec.SRGB)
+        self._image: Any = None
+
+    def decode(self, data: U8, region: Box) -> U8 | None:
+        """uint8 (height, 3 * width) in C order, valid until the next call; None where the file is refused."""
         top, left, height, width = region
         try:
-            stream = library.CodeStream(data if isinstance(data, bytes) else view)
-            part = stream.get_sub_code_stream(region=library.Region(top, left, top + height, left + width))
-            image = decoder.decode(part, params=parameters, image=self._image)
+            part = self._stream(data).get_sub_code_stream(region=self._region(top, left, top + height, left + width))
+            image = self._decoder.decode(part, params=self._parameters, image=self._image)
         except RuntimeError:
             return None
         if image is None:
@@ -97,19 +116,19 @@ class Decoder:
         return pixels.reshape(height, 3 * width)
 
 
-def _region_codec() -> tuple[Any, Any, Any] | None:
-    """nvImageCodec, which comes with DALI: the module, a decoder on the CPU, and its parameters.
-
-    Each thread needs a decoder of its own: shared, it corrupts memory.
-    """
+@cache
+def regions_are_exact() -> bool:
+    """Whether regions can be decoded here, to the pixels that a decode of the whole gives; 2 ms, once a process."""
     try:
-        library = importlib.import_module("nvidia.nvimgcodec")
-        decoder = library.Decoder(
-            device_id=library.NVIMGCODEC_DEVICE_CPU_ONLY,
-            max_num_cpu_threads=1,
-            backends=[library.Backend(library.BackendKind.CPU_ONLY)],
-        )
-        parameters = library.DecodeParams(apply_exif_orientation=False, color_spec=library.ColorSpec.SRGB)
-    except Exception:  # missing, broken or of another version: images are decoded whole
-        return None
-    return library, decoder, parameters
+        codec = _RegionCodec()
+        for subsampling in ("4:4:4", "4:2:2", "4:2:0"):
+            file = io.BytesIO()
+            noise = np.random.default_rng(0).integers(0, 256, (70, 90, 3), dtype=np.uint8)
+            Image.fromarray(noise).save(file, "JPEG", subsampling=subsampling)
+            whole = decode.pillow_rgb(file.getvalue())
+            found = codec.decode(np.frombuffer(file.getvalue(), np.uint8), (19, 23, 40, 50))
+            if found is None or not np.array_equal(found.reshape(40, 50, 3), whole[19:59, 23:73]):
+                return False
+    except Exception:  # see _RegionCodec
+        return False
+    return True

@@ -14,7 +14,7 @@ from tests import images
 
 SUBSAMPLINGS = ("4:2:0", "4:4:4", "4:2:2", "4:4:0", "4:1:1", "grey")
 needs_codec = pytest.mark.skipif(
-    region_decode._region_codec() is None, reason="needs nvImageCodec, which comes with DALI: images are decoded whole"
+    not region_decode.regions_are_exact(), reason="needs nvImageCodec, which comes with DALI: images are decoded whole"
 )
 
 
@@ -41,8 +41,8 @@ def some_region(rng, height, width):
 def decoder_for(request, monkeypatch):
     """Makes decoders, with and without nvImageCodec."""
     if request.param == "whole":
-        monkeypatch.setattr(region_decode, "_region_codec", lambda: None)
-    elif region_decode._region_codec() is None:
+        monkeypatch.setattr(region_decode, "regions_are_exact", lambda: False)
+    elif not region_decode.regions_are_exact():
         pytest.skip("needs nvImageCodec, which comes with DALI")
     return Decoder
 
@@ -117,6 +117,25 @@ def damaged(rng, data):
         else:
             del found[place : min(place + int(rng.integers(1, 100)), len(found) - 4)]
     return bytes(found)
+
+
+@pytest.mark.parametrize("fault", ["a wrong pixel", "refuses", "raises", "missing"])
+def test_regions_are_exact_is_false_where_they_are_not(monkeypatch, fault):
+    class Codec:
+        def __init__(self):
+            if fault == "missing":
+                raise ImportError
+
+        def decode(self, data, region):
+            if fault == "raises":
+                raise TypeError
+            top, left, height, width = region
+            pixels = decode.pillow_rgb(bytes(data))[top : top + height, left : left + width].copy()
+            pixels[3, 4, 1] ^= 1 if fault == "a wrong pixel" else 0
+            return None if fault == "refuses" else pixels.reshape(height, -1)
+
+    monkeypatch.setattr(region_decode, "_RegionCodec", Codec)
+    assert not region_decode.regions_are_exact.__wrapped__()
 
 
 @needs_codec
