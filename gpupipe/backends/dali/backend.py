@@ -18,6 +18,7 @@ from gpupipe.backends.dali.handover import HandOver
 from gpupipe.backends.thread_pool import usable_cores
 from gpupipe.errors import ConfigError
 from gpupipe.headers import Header
+from gpupipe.pillow import silenced
 from gpupipe.recipe import Recipe
 from gpupipe.records import Plan, Record
 
@@ -75,7 +76,8 @@ class DaliBackend:
             rest="cpu" if device_id is None else "gpu",
             device_id=device_id,
         )
-        with boundary("build"):
+        # From Python 3.13 on, the rewriting of conditionals warns; where warnings are errors, it gives up on them.
+        with boundary("build"), silenced():
             pipeline = graph.build(recipe, placement, batch_size=batch_size, threads=threads)
             pipeline.build()
         self._engine = Engine(
