@@ -135,15 +135,14 @@ class Renderer:
         row_starts, column_starts = np.zeros(height, np.uint64), np.zeros(width, np.uint64)
         row_weights, column_weights = height * row_taps, width * column_taps
         source = 3 * (region_width + column_taps) + 1
-        line = np.zeros(3 * width, np.float32)
         if self._single:
             return FloatScratch(
                 row_starts,
                 np.zeros(row_weights, np.float32),
                 column_starts,
                 np.zeros(column_weights, np.float32),
-                np.zeros(source, np.float32),
-                line,
+                np.zeros((2, source), np.float32),
+                np.zeros((2, 3 * width), np.float32),
                 np.zeros((self._height, 3 * width), np.float32),
             )
         return Uint8Scratch(
@@ -151,10 +150,10 @@ class Renderer:
             np.zeros(row_weights, np.int32),
             column_starts,
             np.zeros(column_weights, np.int32),
-            np.zeros(source, np.uint8),
-            np.zeros((region_height, 3 * width), np.uint8),
+            np.zeros((2, source), np.uint8),
+            np.zeros((region_height + 1, 3 * width), np.uint8),
             np.zeros(3 * width, np.int32),
-            line,
+            np.zeros(3 * width, np.float32),
             np.zeros((self._height, 3 * width), np.uint8),
         )
 
