@@ -86,7 +86,7 @@ def _flat(image: torch.Tensor) -> npt.NDArray[np.float32] | npt.NDArray[np.uint1
         image = image.view(torch.int16)
     if not image.is_contiguous():
         image = image.permute(1, 2, 0)
-    flat: npt.NDArray[np.float32] = image.reshape(-1).numpy()
+    flat: npt.NDArray[np.float32] = image.view(-1).numpy()  # never a copy
     return flat if flat.dtype == np.float32 else flat.view(np.uint16)
 
 
