@@ -247,9 +247,10 @@ def start(precision="float32", **environment):
 @pytest.mark.parametrize("precision", ["float32", "uint8"])
 def test_start_with_a_warm_cache_does_not_import_torchvision(tmp_path, precision):
     start(precision, NUMBA_CACHE_DIR=str(tmp_path))
+    compiled = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.nb?")}
     again = start(precision, NUMBA_CACHE_DIR=str(tmp_path))
     assert again.stdout.split()[0] == "False"
-    assert not again.stderr
+    assert compiled == {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.nb?")}
 
 
 def test_start_with_a_cold_cache_says_what_it_does_and_fills_it(tmp_path):
