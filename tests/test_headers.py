@@ -371,9 +371,7 @@ def test_scan_record_of_a_good_record_is_scan():
 
 def test_scan_record_of_a_bad_record_names_it():
     record = Record(data=b"", label=0, index=3, key="a/b.jpg", path="/data/x.tar", offset=512)
-    with pytest.raises(
-        DecodeError, match=r"record 3 \('a/b.jpg' of /data/x.tar at byte 512\).*empty.*Repair"
-    ) as error:
+    with pytest.raises(DecodeError, match=r"record 3 \('a/b.jpg' of /data/x.tar at byte 512\).*empty.*Repair") as error:
         scan_record(record)
     again = pickle.loads(pickle.dumps(error.value))
     for each in (error.value, again):
