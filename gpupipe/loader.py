@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -331,6 +332,9 @@ class Loader:
                 options=self._options,
             )
             self._release = weakref.finalize(self, self._backend.close)
+            note = getattr(self._backend, "note", "")
+            if note:
+                self._choice = replace(self._choice, reason=f"{self._choice.reason}; {note}")
         return self._backend
 
     def _move_to(self, epoch: int, start: int) -> None:

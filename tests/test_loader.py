@@ -470,3 +470,10 @@ def test_repr_says_what_it_does(make):
     assert "15 over all ranks" in text
     assert "rank 0 of 3" in text
     assert "torchvision" in text
+
+
+def test_note_of_a_backend_is_in_its_reason(make, fake):
+    fake.note = "torch's operators are used"
+    loader = make()
+    next(iter(loader))
+    assert loader.backend.reason.endswith("; torch's operators are used")
