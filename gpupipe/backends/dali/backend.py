@@ -18,7 +18,6 @@ from gpupipe.backends.dali.handover import HandOver
 from gpupipe.backends.thread_pool import usable_cores
 from gpupipe.errors import ConfigError
 from gpupipe.headers import Header
-from gpupipe.pillow import silenced
 from gpupipe.recipe import Recipe
 from gpupipe.records import Plan, Record
 
@@ -76,8 +75,7 @@ class DaliBackend:
             rest="cpu" if device_id is None else "gpu",
             device_id=device_id,
         )
-        # From Python 3.13 on, the rewriting of conditionals warns; where warnings are errors, it gives up on them.
-        with boundary("build"), silenced():
+        with boundary("build"):
             pipeline = graph.build(recipe, placement, batch_size=batch_size, threads=threads)
             pipeline.build()
         self._engine = Engine(

@@ -18,6 +18,7 @@ import numpy as np
 import nvidia.dali
 
 from gpupipe.backends.dali.convert import WHITE, normalisation, slots
+from gpupipe.pillow import silenced
 from gpupipe.recipe import Recipe
 
 # Any, because DALI's type stubs lack its enums and call most results optional.
@@ -71,17 +72,19 @@ def build(recipe: Recipe, placement: Placement, *, batch_size: int, threads: int
     Returns:
         A pipeline that runs once for each `schedule_run`; any number of runs may be scheduled ahead of `outputs`.
     """
-    return _define(
-        recipe,
-        placement,
-        batch_size=batch_size,
-        num_threads=threads,
-        device_id=placement.device_id,
-        exec_dynamic=True,
-        # More would make the first `schedule_run` schedule that many runs, with batches that are not there yet. The
-        # dynamic executor overlaps scheduled runs all the same (measured).
-        prefetch_queue_depth=1,
-    )
+    # From Python 3.13 on, the rewriting of conditionals warns; where warnings are errors, it gives up on them.
+    with silenced():
+        return _define(
+            recipe,
+            placement,
+            batch_size=batch_size,
+            num_threads=threads,
+            device_id=placement.device_id,
+            exec_dynamic=True,
+            # More would make the first `schedule_run` schedule that many runs, with batches that are not there yet.
+            # The dynamic executor overlaps scheduled runs all the same (measured).
+            prefetch_queue_depth=1,
+        )
 
 
 @dali.pipeline_def(enable_conditionals=True)  # type: ignore[untyped-decorator]

@@ -8,9 +8,9 @@ import torch
 
 from gpupipe import Recipe
 from gpupipe.backends.dali.feed import Feed
-from gpupipe.headers import scan
+from gpupipe.headers import scan, upright_size
 from tests import images
-from tests.backends.dali.common import assert_within, planned, records_of, references, run
+from tests.backends.dali.common import assert_within, plan_of, planned, records_of, references, run
 
 RECIPE = Recipe.train(size=32)
 
@@ -61,6 +61,18 @@ def test_backend_exif_applied_equals_pillows_upright_image(file_format):
         assert_within(found, expected, recipe, 0.02 if recipe.interpolation == "bilinear" else 0.3)
 
 
+def test_backend_exif_applied_where_only_one_side_has_a_margin_equals_the_upright_image():
+    recipe = Recipe.eval(size=20, resize=30, exif="apply")
+    corners = [(0, 0), (0, 25), (10, 0), (10, 25)]
+    files = [images.jpeg(images.photo(60, 90), orientation=orientation) for orientation in range(1, 9)]
+    records = records_of([file for file in files for _ in corners])
+    sizes = np.array([upright_size(scan(record.data), "apply") for record in records])
+    resized = sizes // 2
+    window = np.minimum(np.tile(corners, (8, 1)), resized - 20)
+    plan = plan_of((20, 20), np.concatenate([np.zeros_like(sizes), sizes], axis=1), resized, window)
+    assert_within(run(recipe, records, plan), references(records, plan, recipe), recipe, 0.02)
+
+
 def test_backend_exif_ignored_uses_the_pixels_as_stored():
     records = records_of([images.jpeg(images.photo(60, 90), orientation=n) for n in range(1, 9)])
     assert_within(run(RECIPE, records), references(records, planned(RECIPE, records)[1], RECIPE), RECIPE, 0.02)
@@ -92,6 +104,17 @@ def test_feed_unused_inputs_are_tiny():
     arrays = feed.arrays({1: feed.region(1)}, {})
     assert (arrays["raw"][0].size, arrays["encoded"][1].size) == (3, 1)
     assert arrays["native"].tolist() == [True, False]
+
+
+def test_feed_bad_file_costs_one_pixel_however_large_it_says_it_is():
+    records = records_of([images.jpeg(images.photo(40, 50))])
+    header = dataclasses.replace(scan(records[0].data), height=12_000, width=14_000)
+    plan = plan_of((32, 32), [(0, 0, 12_000, 14_000)])
+    arrays = Feed(RECIPE, records, [header], plan).arrays({}, {0: "cannot be decoded"})
+    assert (arrays["encoded"][0].size, arrays["raw"][0].shape) == (1, (1, 1, 3))
+    assert not arrays["margin"][0], "would be made as large as the region"
+    assert not arrays["native"][0]
+    assert (arrays["roi_start"][0].tolist(), arrays["roi_end"][0].tolist()) == ([0, 0], [1, 1])
 
 
 def test_feed_arrays_have_a_row_for_each_sample_and_types_that_dali_takes():

@@ -154,13 +154,34 @@ def test_close_cancels_what_is_unfinished_and_ends_all_threads(records):
     deadline = time.monotonic() + 5
     while len(our_threads()) > before and time.monotonic() < deadline:
         time.sleep(0.01)  # decoding threads end after the image they are at
-    assert len(our_threads()) == before
+    assert len(our_threads()) <= before
     assert all(future.done() for future in futures)
     assert futures[-1].cancelled()
     with pytest.raises(CancelledError):
         futures[-1].result()
     with pytest.raises(BackendError, match="closed"):
         dali.submit(records, headers, plan)
+
+
+def test_close_while_dali_hangs_cancels_what_is_unfinished_and_gives_up_waiting(records, monkeypatch):
+    headers, plan = planned(RECIPE, records)
+    hanging, go_on = threading.Event(), threading.Event()
+    outputs = Engine._outputs
+
+    def hang(self):
+        hanging.set()
+        go_on.wait()
+        return outputs(self)
+
+    monkeypatch.setattr(Engine, "_outputs", hang)
+    monkeypatch.setattr("gpupipe.backends.dali.engine.JOIN_TIMEOUT_S", 0.05)
+    with backend(RECIPE) as dali:
+        futures = [dali.submit(records, headers, plan) for _ in range(3)]
+        hanging.wait()
+        dali.close()
+        assert all(future.cancelled() for future in futures)
+        go_on.set()
+        dali._engine._thread.join()
 
 
 def test_submit_future_that_is_cancelled_leaves_the_others_alone(records):
@@ -187,7 +208,7 @@ def test_backend_that_is_abandoned_is_collected_and_its_threads_end(records):
     deadline = time.monotonic() + 5
     while len(our_threads()) > before and time.monotonic() < deadline:
         time.sleep(0.01)
-    assert len(our_threads()) == before
+    assert len(our_threads()) <= before
 
 
 def test_engine_that_cannot_feed_fails_its_batches_and_takes_no_more(records, monkeypatch):
