@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 RESULTS = Path(__file__).parent / "results"
+SETTLE_S = 0.3
 _PACKAGES = {
     "torch": "torch",
     "torchvision": "torchvision",
@@ -41,6 +42,8 @@ def interleaved(functions: Mapping[str, Callable[[], object]], rounds: int, warm
     taken_s: dict[str, list[float]] = {name: [] for name in names}
     for number in range(-warm_up, rounds):
         for name in names if number % 2 == 0 else reversed(names):
+            # Some loaders read ahead into their next epoch; that must not be paid by whoever comes after them.
+            time.sleep(SETTLE_S)
             start = time.perf_counter()
             functions[name]()
             elapsed = time.perf_counter() - start
