@@ -85,8 +85,11 @@ def _jpeg_of_factors(pixels: U8, h: int, v: int, options: dict[str, Any]) -> byt
     """A JPEG of sampling factors that Pillow does not write.
 
     Its blocks are laid out as one of 4:2:2 or 4:2:0 with as many blocks to a unit, and the frame header is changed
-    afterwards.
+    afterwards. Not so in progressive files: their scans of a single component leave out the blocks that only pad, which
+    are others after that change.
     """
+    if options["progressive"]:
+        raise ValueError("progressive JPEGs are made with the sampling factors that Pillow writes")
     height, width = pixels.shape[:2]
     rows, columns = -(-height // (8 * v)), -(-width // (8 * h))
     padded = np.pad(pixels, ((0, rows * 8 * v - height), (0, columns * 8 * h - width), (0, 0)), mode="edge")
@@ -101,7 +104,7 @@ def _jpeg_of_factors(pixels: U8, h: int, v: int, options: dict[str, Any]) -> byt
     planes = [Image.fromarray(np.ascontiguousarray(plane)) for plane in (luma, chroma[..., 0], chroma[..., 1])]
     Image.merge("YCbCr", planes).save(out, "JPEG", subsampling=subsampling, **options)
     data = bytearray(out.getvalue())
-    frame = data.index(b"\xff\xc2" if options["progressive"] else b"\xff\xc0")
+    frame = data.index(b"\xff\xc0")
     data[frame + 5 : frame + 9] = struct.pack(">HH", height, width)
     data[frame + 11] = h << 4 | v
     return bytes(data)
@@ -220,7 +223,8 @@ def folder(root: Path, classes: int = 3, per_class: int = 5, seed: int = 0) -> P
                 (target / f"{number:03}.png").write_bytes(encode(pixels, "PNG"))
             else:
                 place = target / "nested" if number == 3 else target
-                data = jpeg(pixels, subsampling=kinds[(number + label) % len(kinds)], progressive=number == 4)
+                kind = kinds[(number + label) % len(kinds)]
+                data = jpeg(pixels, subsampling=kind, progressive=number == 4 and kind not in _FACTORS)
                 (place / f"{number:03}.JPEG").write_bytes(data)
         (target / "ignored.gif").write_bytes(encode(photo(20, 20, seed), "GIF", "P"))
     return root
