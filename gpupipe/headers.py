@@ -159,7 +159,8 @@ def _scan_jpeg(data: Encoded) -> Header | None:
         elif marker not in _PLAIN_SEGMENTS:
             return None
         elif marker == _DQT:
-            native = native and (length - 2) % 65 == 0  # tables of 8 bits
+            # Whole tables of 8 bits; Pillow opens no file whose tables are cut, and GPU decoders may be less strict.
+            native = native and (length - 2) % 65 == 0 and not any(first >> 4 for first in data[body:end:65])
         elif marker == _APP1:
             if data[body : body + 6] == _EXIF:
                 exif = bytes(data[body:end]) if exif is None else exif + data[body + 6 : end]
