@@ -17,6 +17,7 @@ Their workers are started before the clock; then they are timed in turn, one epo
 from __future__ import annotations
 
 import argparse
+import os
 import shutil
 import tempfile
 import time
@@ -201,7 +202,13 @@ def main() -> None:
         repeat_photos(arguments.photos, root, arguments.images)
         measured = {name: measure(root, name, arguments.workers, arguments.rounds) for name in RECIPES}
         measured["train, busy main thread"] = measure(root, "train", arguments.workers, arguments.rounds, 0.02)
-    settings = {"images": arguments.images, "workers": arguments.workers, "batch_size": BATCH, "precision": "float32"}
+    settings = {
+        "images": arguments.images,
+        "workers": arguments.workers,
+        "batch_size": BATCH,
+        "precision": "float32",
+        "load_average_at_end": round(os.getloadavg()[0], 1),
+    }
     write_result("workers", settings | {"recipes": measured})
 
 

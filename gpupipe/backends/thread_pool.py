@@ -2,6 +2,10 @@
 
 A task is one row of a batch, so a worker that is free goes on with the next batch while the last rows of this one are
 still in work, and one slow image delays nobody but its own batch.
+
+Threads rather than processes: decoders and operators release the GIL, and benchmarks/bench_workers.py found processes
+with shared memory no faster, even beside a loop that computes in Python for 20 ms a step (ratios to a DataLoader with
+two workers, on a loaded machine: train 1.36 against 1.23, with jitter 1.03 against 0.98, busy loop 1.27 against 1.21).
 """
 
 from __future__ import annotations
