@@ -111,7 +111,9 @@ class Engine:
             unfinished = list(self._unfinished)
         for job in unfinished:
             job.future.cancel()
-        self._decoders.shutdown(wait=False, cancel_futures=True)
+            # Not by shutting the pool down, whose lock is not reentrant: its owner does that at its end.
+            for pixels in job.decoding.values():
+                pixels.cancel()
         self._waiting.put(None)
         # An abandoned backend can be collected in a thread that this one waits for.
         if not threading.current_thread().name.startswith(_THREAD_NAME):
