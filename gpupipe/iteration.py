@@ -9,17 +9,18 @@ from __future__ import annotations
 import atexit
 import queue
 import threading
+import time
 import weakref
-from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Iterator
+from concurrent.futures import CancelledError, Future, wait
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 
 import numpy as np
 import numpy.typing as npt
 
 from gpupipe.backends.base import Applied, Backend
-from gpupipe.errors import BackendError
+from gpupipe.errors import BackendError, GpupipeError, SourceError
 from gpupipe.headers import Header, scan_record, upright_size
 from gpupipe.plan import Draws, draw, resolve
 from gpupipe.recipe import Recipe
@@ -34,9 +35,14 @@ READERS = 8
 ROWS_A_TASK = 8
 # A plan costs a fixed 0.2 ms besides its rows: drawing this many at once makes that vanish.
 DRAW_ROWS = 256
-# The thread that reads ahead ends after the read or the submission it is at. The limit is for one that hangs in
-# foreign code: it must not keep the caller for ever.
+# The thread that reads ahead ends after the submission it is at. The limit is for one that hangs in foreign code: it
+# must not keep the caller for ever.
 JOIN_TIMEOUT_S = 10.0
+# A read may hang as long as the disk or network behind it: nothing waits for it, but for a moment at the very end.
+LOOK_UP_S = 0.1
+EXIT_TIMEOUT_S = 1.0
+
+Read = tuple[list[Record], list[Header]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +105,7 @@ class Iteration:
         """Wait for the next batch.
 
         Raises:
-            StopIteration: There is none.
+            StopIteration: There is none, or the pass was closed, perhaps by another thread and while this one waited.
             GpupipeError: What went wrong with this batch; the pass ends with it.
         """
         if self.finished or self._feed.stopping.is_set():
@@ -108,11 +114,16 @@ class Iteration:
             found = self._feed.take()
             if isinstance(found, BaseException):
                 raise found
+            if found is None:
+                raise StopIteration
             applied = found.future.result()
             for row in sorted(applied.errors):
                 raise applied.errors[row]
-        except BaseException:
+        except BaseException as error:
+            stopped = self._feed.stopping.is_set()
             self.close()
+            if stopped and isinstance(error, CancelledError):
+                raise StopIteration from None
             raise
         self._feed.delivered()
         self.delivered_batches += 1
@@ -121,7 +132,7 @@ class Iteration:
         return found.records, found.valid, applied
 
     def close(self) -> None:
-        """Stop reading ahead, and wait until that has stopped. Idempotent; does not wait for batches in work."""
+        """Stop reading ahead. Idempotent; waits neither for batches in work nor for reads that have begun."""
         self._feed.stop()
         self._feed.join()
 
@@ -144,6 +155,49 @@ def _stop_all_at_exit() -> None:
             feed.stop()
         for feed in feeds:
             feed.join()
+        deadline = time.monotonic() + EXIT_TIMEOUT_S
+        for feed in feeds:
+            feed.join_readers(deadline)
+
+
+class _Stopped(Exception):
+    """The pass was closed while it was being read for."""
+
+
+class _Readers:
+    """Threads that do short tasks. Daemons: the interpreter waits for those of a ThreadPoolExecutor at its end."""
+
+    def __init__(self, count: int) -> None:
+        self._tasks: queue.SimpleQueue[tuple[Future[Read], Callable[[], Read]] | None] = queue.SimpleQueue()
+        self._threads = [
+            threading.Thread(target=_work, args=(self._tasks,), name="gpupipe-read", daemon=True) for _ in range(count)
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def submit(self, task: Callable[[], Read]) -> Future[Read]:
+        future: Future[Read] = Future()
+        self._tasks.put((future, task))
+        return future
+
+    def stop(self) -> None:
+        """End each thread after the task it is at."""
+        for _ in self._threads:
+            self._tasks.put(None)
+
+    def join(self, deadline: float) -> None:
+        for thread in self._threads:
+            thread.join(max(0.0, deadline - time.monotonic()))
+
+
+def _work(tasks: queue.SimpleQueue[tuple[Future[Read], Callable[[], Read]] | None]) -> None:
+    while (found := tasks.get()) is not None:
+        future, task = found
+        try:
+            future.set_result(task())
+        except BaseException as error:  # it belongs to the caller, whatever it is
+            future.set_exception(error)
+        del found, future, task  # a waiting thread holds no records
 
 
 class _Feed:
@@ -166,16 +220,17 @@ class _Feed:
         self._source, self._recipe, self._backend = source, recipe, backend
         self._order, self._rows, self._seed, self._epoch = order, rows, seed, epoch
         self._batch_size, self._batches = batch_size, batches
-        self._ready: queue.SimpleQueue[Planned | BaseException] = queue.SimpleQueue()
+        self._ready: queue.SimpleQueue[Planned | BaseException | None] = queue.SimpleQueue()
         # One more than `prefetch`: the batch that the caller waits for or works on is not ahead of anything.
         self._places = threading.Semaphore(prefetch + 1)
-        self._readers = ThreadPoolExecutor(READERS, thread_name_prefix="gpupipe-read")
+        self._readers = _Readers(READERS)
         self._thread = threading.Thread(target=self._run, name="gpupipe-feed", daemon=True)
         _stop_all_at_exit()
         _running.add(self)
         self._thread.start()
 
-    def take(self) -> Planned | BaseException:
+    def take(self) -> Planned | BaseException | None:
+        """The next batch, or what went wrong with it; None if it was stopped."""
         while True:
             try:
                 return self._ready.get(timeout=1.0)
@@ -194,13 +249,17 @@ class _Feed:
             try:
                 waiting = self._ready.get_nowait()
             except queue.Empty:
-                return
+                break
             if isinstance(waiting, Planned):
                 waiting.future.cancel()
+        self._ready.put(None)  # for a thread that waits in `take`
 
     def join(self) -> None:
         if threading.current_thread() is not self._thread:
             self._thread.join(JOIN_TIMEOUT_S)
+
+    def join_readers(self, deadline: float) -> None:
+        self._readers.join(deadline)
 
     def _run(self) -> None:
         try:
@@ -213,10 +272,12 @@ class _Feed:
                 if self.stopping.is_set():
                     planned.future.cancel()
                     return
+        except _Stopped:
+            return
         except BaseException as error:  # whatever it is belongs to the caller, at its turn
             self._ready.put(error)
         finally:
-            self._readers.shutdown(wait=False, cancel_futures=True)
+            self._readers.stop()
 
     def _drawn(self) -> Iterator[tuple[Draws, npt.NDArray[np.bool_]]]:
         """The random numbers of one batch after another, drawn for several at once."""
@@ -233,15 +294,47 @@ class _Feed:
     def _plan(self, draws: Draws, valid: npt.NDArray[np.bool_]) -> Planned:
         indices = draws.index.tolist()
         groups = [indices[first : first + ROWS_A_TASK] for first in range(0, len(indices), ROWS_A_TASK)]
+        futures = [self._readers.submit(partial(self._read, group)) for group in groups]
+        while wait(futures, LOOK_UP_S).not_done:
+            if self.stopping.is_set():
+                raise _Stopped
         records: list[Record] = []
         headers: list[Header] = []
-        for some_records, some_headers in self._readers.map(self._read, groups):
+        for future_read in futures:
+            some_records, some_headers = future_read.result()
             records += some_records
             headers += some_headers
         sizes = [upright_size(header, self._recipe.exif) for header in headers]
         future = self._backend.submit(records, headers, resolve(self._recipe, draws, sizes))
         return Planned(records, valid, future)
 
-    def _read(self, indices: list[int]) -> tuple[list[Record], list[Header]]:
-        records = [self._source[index] for index in indices]
+    def _read(self, indices: list[int]) -> Read:
+        records = [self._record(index) for index in indices]
         return records, [scan_record(record) for record in records]
+
+    def _record(self, index: int) -> Record:
+        if self.stopping.is_set():
+            raise _Stopped
+        try:
+            record = self._source[index]
+        except GpupipeError:
+            raise
+        except StopIteration as error:  # would end the loop as if the epoch were over
+            raise SourceError(f"source[{index}] raised StopIteration", uri=self._source.uri) from error
+        except Exception as error:
+            error.add_note(f"raised by source[{index}] of {self._source.uri}")
+            raise
+        if not isinstance(record, Record) or not isinstance(record.data, bytes | bytearray | memoryview):
+            found = f"data of type {type(record.data).__name__}" if isinstance(record, Record) else repr(type(record))
+            raise SourceError(
+                f"source[{index}] of {self._source.uri} returned {found}: it must be a gpupipe.Record whose data are "
+                "the bytes of an image file",
+                uri=self._source.uri,
+            )
+        if record.index != index:
+            raise SourceError(
+                f"source[{index}] of {self._source.uri} returned the record of index {record.index!r}: a source that "
+                "picks from another one has to number its records anew, from 0",
+                uri=self._source.uri,
+            )
+        return record

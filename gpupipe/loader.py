@@ -6,7 +6,7 @@ import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -14,7 +14,7 @@ import torch
 
 from gpupipe import backends
 from gpupipe.backends.base import Backend, Options
-from gpupipe.errors import ConfigError, StateError
+from gpupipe.errors import ConfigError, SourceError, StateError
 from gpupipe.iteration import Iteration
 from gpupipe.recipe import Recipe
 from gpupipe.records import Record
@@ -33,6 +33,11 @@ if TYPE_CHECKING:
 FIELDS = ("image", "label", "index", "key", "path", "valid")
 # Python integers are several times larger than those of an array, so not all of an epoch's exist at once.
 INDICES_A_TIME = 4096
+MAX_BATCH_SIZE = 2**31 - 1
+# seed + epoch, DistributedSampler's seed, has to fit torch's generators: below 2**64, with a seed below 2**63.
+MAX_EPOCH = 2**63 - 1
+
+Config = TypeVar("Config", Sharding, Options)
 
 
 class Loader:
@@ -89,10 +94,10 @@ class Loader:
         options: Options | None = None,
     ) -> None:
         self._recipe = recipe if isinstance(recipe, Recipe) else Recipe.from_torchvision(recipe)
-        self._batch_size = _check_batch_size(batch_size)
+        self._batch_size = _check_integer("batch_size", batch_size, 1, MAX_BATCH_SIZE)
         self._drop_last = bool(drop_last)
         self._seed = check_seed(seed)
-        self._sharding = sharding or Sharding()
+        self._sharding = _check_kind("sharding", sharding, Sharding)
         if self._sharding.pad == "mask" and drop_last:
             raise ConfigError(
                 "drop_last=True leaves samples out, but sharding.pad='mask' promises each exactly once: drop one",
@@ -101,7 +106,7 @@ class Loader:
                 allowed=False,
             )
         self._ranks = find_ranks(self._sharding.rank, self._sharding.world_size)
-        self._options = options or Options()
+        self._options = _check_kind("options", options, Options)
         self._choice = backends.choose(backend, device)
         self._source = open_source(source)
         if len(self._source) == 0:
@@ -158,13 +163,7 @@ class Loader:
 
         The restored epoch keeps the restored position; any other starts from its beginning.
         """
-        if not isinstance(epoch, int) or isinstance(epoch, bool) or epoch < 0:
-            raise ConfigError(
-                f"epoch={epoch!r} is not valid: it must be an integer of at least 0",
-                field="epoch",
-                value=epoch,
-                allowed="an integer >= 0",
-            )
+        epoch = _check_integer("epoch", epoch, 0, MAX_EPOCH)
         if epoch != self._epoch or self._begun:
             self._move_to(epoch, 0)
 
@@ -366,16 +365,16 @@ class Loader:
         if name == "image":
             return images
         if name == "label":
-            return _stack([record.label for record in records], device)
+            return _stack(name, [record.label for record in records], device)
         if name == "index":
-            return _stack([record.index for record in records], device)
+            return _stack(name, [record.index for record in records], device)
         if name == "valid":
             return torch.from_numpy(valid).to(device)
         if name == "key":
             return [record.key for record in records]
         if name == "path":
             return [record.path for record in records]
-        return _stack([record.columns[name] for record in records], device)
+        return _stack(name, [record.columns[name] for record in records], device)
 
 
 class _Batches(Iterator[tuple[Any, ...]]):
@@ -411,20 +410,36 @@ class EpochSampler:
             yield from indices.tolist()
 
 
-def _check_batch_size(value: object) -> int:
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise ConfigError(
-            f"batch_size={value!r} is not valid: it must be an integer of at least 1",
-            field="batch_size",
-            value=value,
-            allowed="an integer >= 1",
-        )
-    return value
+def _check_integer(field: str, value: object, least: int, most: int) -> int:
+    if isinstance(value, int | np.integer) and not isinstance(value, bool) and least <= int(value) <= most:
+        return int(value)
+    allowed = f"an integer from {least} to {most}"
+    raise ConfigError(
+        f"{field}={value!r} is not valid: it must be {allowed}", field=field, value=value, allowed=allowed
+    )
+
+
+def _check_kind(field: str, value: Config | None, kind: type[Config]) -> Config:
+    if value is None:
+        return kind()
+    if isinstance(value, kind):
+        return value
+    raise ConfigError(
+        f"{field}={value!r} is not valid: it must be gpupipe.{kind.__name__}(...) or None",
+        field=field,
+        value=value,
+        allowed=kind,
+    )
 
 
 def _check_fields(fields: Sequence[str], source: Source) -> tuple[str, ...]:
     allowed = (*FIELDS, *source.columns)
-    if isinstance(fields, str) or not fields or any(name not in allowed for name in fields):
+    if (
+        isinstance(fields, str)
+        or not isinstance(fields, Sequence)
+        or not fields
+        or any(name not in allowed for name in fields)
+    ):
         raise ConfigError(
             f"fields={fields!r} is not valid: it must be a sequence of {', '.join(allowed)}",
             field="fields",
@@ -434,17 +449,32 @@ def _check_fields(fields: Sequence[str], source: Source) -> tuple[str, ...]:
     return tuple(fields)
 
 
-def _stack(values: list[Any], device: torch.device) -> Any:
+def _kind(value: object) -> str:
+    if isinstance(value, bool | int | np.integer | np.bool_):
+        return "integer"
+    if isinstance(value, float | np.floating):
+        return "float"
+    return type(value).__name__
+
+
+def _stack(field: str, values: list[Any], device: torch.device) -> Any:
     """Numbers and arrays of one shape as a tensor on the device; anything else stays a list."""
+    kinds = {_kind(value): value for value in values}
+    if len(kinds) > 1:
+        found = " and ".join(f"{value!r} ({kind})" for kind, value in kinds.items())
+        raise SourceError(f"{field} is {found} in one batch: the source must give values of one type")
     first = values[0]
-    if isinstance(first, bool | int | np.integer):
-        tensor = torch.tensor([int(value) for value in values], dtype=torch.int64)
-    elif isinstance(first, float | np.floating):
-        tensor = torch.tensor([float(value) for value in values], dtype=torch.float32)
-    elif isinstance(first, np.ndarray):
-        tensor = torch.from_numpy(np.stack(values))
-    elif isinstance(first, torch.Tensor):
-        tensor = torch.stack(values)
-    else:
-        return values
+    try:
+        if "integer" in kinds:
+            tensor = torch.tensor([int(value) for value in values], dtype=torch.int64)
+        elif "float" in kinds:
+            tensor = torch.tensor([float(value) for value in values], dtype=torch.float32)
+        elif isinstance(first, np.ndarray):
+            tensor = torch.from_numpy(np.stack(values))
+        elif isinstance(first, torch.Tensor):
+            tensor = torch.stack(values)
+        else:
+            return values
+    except (TypeError, ValueError, RuntimeError) as error:  # ragged, too large for int64, or of a dtype torch lacks
+        raise SourceError(f"the values of {field} in a batch make no tensor: {error}") from error
     return tensor.to(device)

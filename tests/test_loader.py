@@ -6,6 +6,7 @@ import sys
 import textwrap
 import threading
 import time
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -14,8 +15,9 @@ from torchvision.datasets import ImageFolder as TorchvisionFolder
 
 import gpupipe as gp
 from gpupipe import backends
-from gpupipe.errors import BackendError, ConfigError, DecodeError, RecordError, StateError
-from tests.fakes import FakeBackend
+from gpupipe.errors import BackendError, ConfigError, DecodeError, RecordError, SourceError, StateError
+from tests.conftest import REPO
+from tests.fakes import FakeBackend, MemorySource
 from tests.images import jpeg, photo
 
 RECIPE = gp.Recipe.train(size=16, jitter=(0.4, 0.4, 0.4, 0.1))
@@ -363,6 +365,10 @@ def test_state_that_is_none_raises(make, state):
         ({"fields": ()}, "fields"),
         ({"fields": "image"}, "fields"),
         ({"fields": ("image", "caption")}, "fields"),
+        ({"fields": 3}, "fields"),
+        ({"fields": (name for name in ("image", "label"))}, "fields"),
+        ({"options": {"threads": 2}}, "options"),
+        ({"sharding": {"pad": "mask"}}, "sharding"),
         ({"backend": "cuda"}, "backend"),
         ({"drop_last": True, "sharding": gp.Sharding(pad="mask")}, "drop_last"),
         ({"sharding": gp.Sharding(rank=2, world_size=2)}, "rank"),
@@ -375,7 +381,14 @@ def test_loader_with_wrong_argument_raises_naming_it(make, arguments, field):
     assert field in str(raised.value)
 
 
-@pytest.mark.parametrize("epoch", [-1, 1.0, "1", None, True])
+def test_loader_takes_numpy_integers(make):
+    loader = make(batch_size=np.int64(4), seed=np.int32(1), shuffle=True)
+    loader.set_epoch(np.int64(2))
+    assert (type(loader.batch_size), type(loader.epoch)) == (int, int)
+    assert len(list(loader)) == 4
+
+
+@pytest.mark.parametrize("epoch", [-1, 1.0, "1", None, True, 2**63])
 def test_set_epoch_with_wrong_value_raises(make, epoch):
     with pytest.raises(ConfigError, match="epoch="):
         make().set_epoch(epoch)
@@ -438,6 +451,131 @@ def test_close_and_a_new_iter_wait_for_the_thread_that_reads_ahead(make, fake):
     assert not any(thread.is_alive() for thread in older)
     loader.close()
     assert not [thread for thread in gpupipe_threads() if thread.name == "gpupipe-feed"]
+
+
+class Answers(MemorySource):
+    """A source that gives what a function makes of the index and the right record."""
+
+    def __init__(self, length, answer):
+        super().__init__(length)
+        self.answer = answer
+
+    def __getitem__(self, index):
+        return self.answer(index, super().__getitem__(index))
+
+
+def answering(answer, length=8, **arguments):
+    return gp.Loader(Answers(length, answer), RECIPE, batch_size=4, backend="torchvision", **arguments)
+
+
+def raises(error):
+    def answer(index, record):
+        if index == 5:
+            raise error
+        return record
+
+    return answer
+
+
+def test_source_that_raises_something_else_is_named_in_a_note():
+    with answering(raises(KeyError("gone"))) as loader, pytest.raises(KeyError) as raised:
+        list(loader)
+    assert raised.value.__notes__ == ["raised by source[5] of memory of 8"]
+
+
+def test_source_that_raises_stop_iteration_does_not_end_the_epoch():
+    with answering(raises(StopIteration())) as loader, pytest.raises(SourceError, match=r"source\[5\] .*StopIteration"):
+        list(loader)
+
+
+@pytest.mark.parametrize(
+    ("answer", "says"),
+    [
+        (None, "NoneType"),
+        ((b"", 0), "tuple"),
+        (gp.Record(data="text", label=0, index=5, key="5"), "data of type str"),
+        (gp.Record(data=b"", label=0, index=3, key="3"), "the record of index 3"),
+    ],
+)
+def test_source_that_returns_something_else_raises_naming_it(answer, says):
+    with answering(lambda index, record: answer if index == 5 else record) as loader:
+        with pytest.raises(SourceError, match=rf"source\[5\] .*returned.*{says}"):
+            list(loader)
+
+
+@pytest.mark.parametrize(
+    "labels",
+    [
+        [0, 1.5],
+        [1.5, 0],
+        [0, None],
+        [None, 0],
+        [0, "0"],
+        [np.zeros(3), 0],
+        [np.zeros(3), np.zeros(4)],
+        [np.array([None]), np.array([None])],
+        [2**63, 0],
+    ],
+    ids=str,
+)
+def test_labels_that_do_not_go_together_raise_and_are_not_rounded(labels):
+    with answering(lambda index, record: replace(record, label=labels[index]), length=2) as loader:
+        with pytest.raises(SourceError, match="label"):
+            list(loader)
+
+
+@pytest.fixture
+def stuck():
+    """A Loader whose source hangs from the third record on, the pass at its second batch, and what frees it."""
+    free = threading.Event()
+
+    def answer(index, record):
+        if index >= 4:
+            free.wait(60)
+        return record
+
+    loader = answering(answer)
+    batches = iter(loader)
+    next(batches)
+    yield loader, batches
+    free.set()
+    loader.close()
+
+
+def test_close_does_not_wait_for_a_source_that_hangs(stuck):
+    loader, _ = stuck
+    began = time.monotonic()
+    loader.close()
+    assert time.monotonic() - began < 5
+
+
+def test_close_by_another_thread_ends_the_iteration_that_waits(stuck):
+    loader, batches = stuck
+    threading.Timer(0.3, loader.close).start()
+    with pytest.raises(StopIteration):
+        next(batches)
+
+
+def test_interpreter_exits_while_a_source_hangs():
+    script = f"""
+        import sys, time
+        sys.path.insert(0, {str(REPO)!r})
+        import gpupipe as gp
+        from tests.fakes import MemorySource
+        class Slow(MemorySource):
+            def __getitem__(self, index):
+                time.sleep(60 * (index >= 2))
+                return super().__getitem__(index)
+        loader = gp.Loader(Slow(9), gp.Recipe.train(16), batch_size=2, backend="torchvision")
+        for _ in loader:
+            time.sleep(0.5)
+            break
+        print("delivered")
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(script)], capture_output=True, text=True, timeout=50, check=False
+    )
+    assert (done.returncode, done.stdout.strip(), done.stderr) == (0, "delivered", "")
 
 
 def test_interpreter_with_open_loader_exits(tmp_path):
