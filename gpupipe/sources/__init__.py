@@ -57,8 +57,11 @@ def open_source(target: str | os.PathLike[str] | Source) -> Source:
             )
     elif is_source(target):
         return target
+    root = getattr(target, "root", None)
+    # A dataset of torchvision, most likely, out of the DataLoader that is being replaced.
+    hint = f". Give its folder: {os.fspath(root)!r}" if isinstance(root, str | os.PathLike) else ""
     raise ConfigError(
-        f"source={target!r} cannot be opened. Supported are: {supported}",
+        f"source={target!r} cannot be opened{hint}. Supported are: {supported}",
         field="source",
         value=target,
         allowed=supported,

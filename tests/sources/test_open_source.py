@@ -1,6 +1,7 @@
 """open_source picks the right source, or says what there is."""
 
 import pytest
+import torchvision
 
 from gpupipe.errors import ConfigError, SourceError
 from gpupipe.records import Record
@@ -55,6 +56,12 @@ def test_open_source_of_something_else_raises_config_error(target):
     with pytest.raises(ConfigError, match="Supported are: a folder of class folders") as error:
         open_source(target)
     assert error.value.field == "source"
+
+
+def test_open_source_of_a_torchvision_dataset_raises_and_names_its_folder(image_folder):
+    dataset = torchvision.datasets.ImageFolder(image_folder)
+    with pytest.raises(ConfigError, match=f"Give its folder: {str(image_folder)!r}"):
+        open_source(dataset)
 
 
 def test_open_source_of_a_file_raises_config_error(tmp_path):
