@@ -161,6 +161,9 @@ def _why(error: Exception) -> str:
     return (error.strerror if isinstance(error, OSError) else None) or str(error)
 
 
+_MOST_NUMBERS = 10_000
+
+
 def _numbers(text: str) -> tuple[int, ...]:
     """Integers >= 0 from "0,1,5-8"."""
     found: list[int] = []
@@ -168,7 +171,10 @@ def _numbers(text: str) -> tuple[int, ...]:
         first, dash, last = part.partition("-")
         if not first.isdecimal() or (dash and not last.isdecimal()):
             raise argparse.ArgumentTypeError(f"{text!r} is no list of integers like 0,1,5-8")
-        found += range(int(first), int(last or first) + 1)
+        several = range(int(first), int(last or first) + 1)
+        if len(found) + len(several) > _MOST_NUMBERS:
+            raise argparse.ArgumentTypeError(f"{text!r} has more than {_MOST_NUMBERS} numbers")
+        found += several
     if not found:
         raise argparse.ArgumentTypeError(f"{text!r} is empty")
     return tuple(found)

@@ -99,7 +99,7 @@ def test_numbers_reads_lists_and_ranges(text, expected):
     assert cli._numbers(text) == expected
 
 
-@pytest.mark.parametrize("text", ["", "a", "-1", "1-", "1,,2", "1.5", "5-3"])
+@pytest.mark.parametrize("text", ["", "a", "-1", "1-", "1,,2", "1.5", "5-3", "0-99999999999", f"0-{10**30}"])
 def test_numbers_anything_else_is_wrong_use(text, capsys):
     with pytest.raises(SystemExit, match="2"):
         cli.main(["parity", ".", f"--seeds={text}"])
