@@ -354,8 +354,13 @@ def _is_random(recipe: Recipe) -> bool:
 
 def _draws(recipe: Recipe, seeds: Sequence[int], epochs: Sequence[int]) -> tuple[Draw, ...]:
     for name, values in (("seeds", seeds), ("epochs", epochs)):
-        if not values:
-            raise ConfigError(f"{name} is empty: give at least one", field=name, value=values, allowed="integers >= 0")
+        if not isinstance(values, Sequence) or not values:
+            raise ConfigError(
+                f"{name}={values!r} is not valid: it must be a sequence of at least one integer, like (0, 1)",
+                field=name,
+                value=values,
+                allowed="integers >= 0",
+            )
     found = tuple((seed, epoch) for seed in dict.fromkeys(seeds) for epoch in dict.fromkeys(epochs))
     # Nothing random: every draw would be the same work again.
     return found if _is_random(recipe) else found[:1]

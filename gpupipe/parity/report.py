@@ -176,6 +176,8 @@ class Report:
         """One line."""
         judged = sum(row.verdict != "reported" for row in self.rows)
         if not self.ok:
+            if not self.rows:
+                return "FAIL: nothing was compared"
             return f"FAIL: {len(self.failures)} of {judged} judged rows or files are out of tolerance"
         seen = f"{judged} rows within tolerance" + (
             f", {len(self.rows) - judged} reported" if judged < len(self.rows) else ""

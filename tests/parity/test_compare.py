@@ -196,6 +196,7 @@ def test_parity_nothing_decodable_fails(tmp_path):
     (tmp_path / "set" / "class" / "a.jpg").write_bytes(b"nothing")
     report = gp.check_parity(tmp_path / "set", JITTER, backend="torchvision")
     assert not report.ok
+    assert report.verdict == "FAIL: nothing was compared"
     assert report.failures == ("nothing was compared: none of 1 files could be decoded",)
 
 
@@ -216,7 +217,8 @@ def test_parity_other_shape_is_a_backend_error(image_folder, faults):
 
 
 @pytest.mark.parametrize(
-    "arguments", [{"seeds": ()}, {"epochs": ()}, {"limit": 0}, {"limit": True}, {"seeds": (-1,)}, {"backend": "fast"}]
+    "arguments",
+    [{"seeds": ()}, {"seeds": 3}, {"epochs": ()}, {"limit": 0}, {"limit": True}, {"seeds": (-1,)}, {"backend": "fast"}],
 )
 def test_parity_bad_argument_is_a_config_error(image_folder, arguments):
     with pytest.raises(ConfigError):
