@@ -171,10 +171,10 @@ def _numbers(text: str) -> tuple[int, ...]:
         first, dash, last = part.partition("-")
         if not first.isdecimal() or (dash and not last.isdecimal()):
             raise argparse.ArgumentTypeError(f"{text!r} is no list of integers like 0,1,5-8")
-        several = range(int(first), int(last or first) + 1)
-        if len(found) + len(several) > _MOST_NUMBERS:
+        low, high = int(first), int(last or first)
+        if len(found) + high - low >= _MOST_NUMBERS:
             raise argparse.ArgumentTypeError(f"{text!r} has more than {_MOST_NUMBERS} numbers")
-        found += several
+        found += range(low, high + 1)
     if not found:
         raise argparse.ArgumentTypeError(f"{text!r} is empty")
     return tuple(found)
