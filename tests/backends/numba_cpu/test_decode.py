@@ -144,7 +144,8 @@ def test_decoder_damaged_files_get_the_verdict_and_pixels_of_the_whole_decode():
     files = [
         images.jpeg(images.photo(90, 120), subsampling=subsampling, progressive=progressive, **options)
         for subsampling in SUBSAMPLINGS
-        for progressive in (False, True)
+        # Pillow, and so the generator, writes no progressive files of the other factors.
+        for progressive in ((False, True) if subsampling in ("4:4:4", "4:2:2", "4:2:0", "grey") else (False,))
         for options in ({}, {"restart_marker_blocks": 3})
     ]
     in_parts = refused = 0
