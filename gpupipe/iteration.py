@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import CancelledError, Future, wait
 from dataclasses import dataclass
 from functools import cache, partial
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -29,6 +30,9 @@ from gpupipe.sampling.orders import EpochOrder
 from gpupipe.sampling.samplers import RankRows
 from gpupipe.sources.base import Source
 
+if TYPE_CHECKING:
+    import torch
+
 # Reads wait for disks and networks, not for the CPU, so there are more of these than cores; a group of rows is one
 # task, because handing over single records would cost more than reading them from the page cache.
 READERS = 8
@@ -42,6 +46,7 @@ JOIN_TIMEOUT_S = 10.0
 LOOK_UP_S = 0.1
 EXIT_TIMEOUT_S = 1.0
 
+T = TypeVar("T")
 Read = tuple[list[Record], list[Header]]
 
 
@@ -60,10 +65,11 @@ class Planned:
     future: Future[Applied]
 
 
-class Iteration:
-    """One pass of one rank over (the rest of) an epoch.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pass:
+    """What an `Iteration` goes over: (the rest of) an epoch, on one rank.
 
-    Args:
+    Attributes:
         source, recipe, backend: Where records come from, what is done to them, and by whom.
         order: The global order of the epoch.
         rows: This rank's part of it.
@@ -72,24 +78,31 @@ class Iteration:
         prefetch: Batches in work or waiting ahead of the one handed out.
     """
 
-    def __init__(  # noqa: PLR0913 - built in one place, by Loader
-        self,
-        source: Source,
-        recipe: Recipe,
-        backend: Backend,
-        *,
-        order: EpochOrder,
-        rows: RankRows,
-        seed: int,
-        epoch: int,
-        batch_size: int,
-        drop_last: bool,
-        prefetch: int,
-    ) -> None:
-        self.rows, self.batch_size = rows, batch_size
-        self.batches = rows.count // batch_size if drop_last else -(-rows.count // batch_size)
+    source: Source
+    recipe: Recipe
+    backend: Backend
+    order: EpochOrder
+    rows: RankRows
+    seed: int
+    epoch: int
+    batch_size: int
+    drop_last: bool
+    prefetch: int
+
+    @property
+    def batches(self) -> int:
+        count = self.rows.count
+        return count // self.batch_size if self.drop_last else -(-count // self.batch_size)
+
+
+class Iteration:
+    """One pass in work."""
+
+    def __init__(self, what: Pass) -> None:
+        self._pass = what
+        self.batches = what.batches
         self.delivered_batches = 0
-        self._feed = _Feed(source, recipe, backend, order, rows, seed, epoch, batch_size, self.batches, prefetch)
+        self._feed = _Feed(what)
 
     @property
     def finished(self) -> bool:
@@ -99,10 +112,15 @@ class Iteration:
     @property
     def delivered(self) -> int:
         """How much of the global order all ranks have delivered, as far as this rank can tell."""
-        return self.rows.delivered(min(self.delivered_batches * self.batch_size, self.rows.count))
+        rows = self._pass.rows
+        return rows.delivered(min(self.delivered_batches * self._pass.batch_size, rows.count))
 
-    def next_batch(self) -> tuple[list[Record], npt.NDArray[np.bool_], Applied]:
+    def next_batch(self, finish: Callable[[list[Record], npt.NDArray[np.bool_], torch.Tensor], T]) -> T:
         """Wait for the next batch.
+
+        Args:
+            finish: Makes what is delivered, from the records, which rows are valid, and the images. If it fails, the
+                batch has not been delivered.
 
         Raises:
             StopIteration: There is none, or the pass was closed, perhaps by another thread and while this one waited.
@@ -119,6 +137,7 @@ class Iteration:
             applied = found.future.result()
             for row in sorted(applied.errors):
                 raise applied.errors[row]
+            batch = finish(found.records, found.valid, applied.images)
         except BaseException as error:
             stopped = self._feed.stopping.is_set()
             self.close()
@@ -129,7 +148,7 @@ class Iteration:
         self.delivered_batches += 1
         if self.finished:
             self.close()
-        return found.records, found.valid, applied
+        return batch
 
     def close(self) -> None:
         """Stop reading ahead. Idempotent; waits neither for batches in work nor for reads that have begun."""
@@ -203,26 +222,12 @@ def _work(tasks: queue.SimpleQueue[tuple[Future[Read], Callable[[], Read]] | Non
 class _Feed:
     """The background part. Holds no reference to the `Iteration`, so an abandoned one is collected and stops it."""
 
-    def __init__(  # noqa: PLR0913 - private to this module
-        self,
-        source: Source,
-        recipe: Recipe,
-        backend: Backend,
-        order: EpochOrder,
-        rows: RankRows,
-        seed: int,
-        epoch: int,
-        batch_size: int,
-        batches: int,
-        prefetch: int,
-    ) -> None:
+    def __init__(self, what: Pass) -> None:
         self.stopping = threading.Event()
-        self._source, self._recipe, self._backend = source, recipe, backend
-        self._order, self._rows, self._seed, self._epoch = order, rows, seed, epoch
-        self._batch_size, self._batches = batch_size, batches
+        self._pass = what
         self._ready: queue.SimpleQueue[Planned | BaseException | None] = queue.SimpleQueue()
         # One more than `prefetch`: the batch that the caller waits for or works on is not ahead of anything.
-        self._places = threading.Semaphore(prefetch + 1)
+        self._places = threading.Semaphore(what.prefetch + 1)
         self._readers = _Readers(READERS)
         self._thread = threading.Thread(target=self._run, name="gpupipe-feed", daemon=True)
         _stop_all_at_exit()
@@ -281,15 +286,16 @@ class _Feed:
 
     def _drawn(self) -> Iterator[tuple[Draws, npt.NDArray[np.bool_]]]:
         """The random numbers of one batch after another, drawn for several at once."""
-        step = self._batch_size * max(1, -(-DRAW_ROWS // self._batch_size))
-        total = min(self._rows.count, self._batches * self._batch_size)
+        what, size = self._pass, self._pass.batch_size
+        step = size * max(1, -(-DRAW_ROWS // size))
+        total = min(what.rows.count, what.batches * size)
         for first in range(0, total, step):
-            positions = self._rows.positions(first, min(first + step, total))
-            indices, occurrences = self._order.at(positions)
-            draws = draw(self._recipe, seed=self._seed, epoch=self._epoch, indices=indices, occurrences=occurrences)
-            for start in range(0, len(positions), self._batch_size):
-                batch = slice(start, start + self._batch_size)
-                yield draws.take(batch), positions[batch] < self._order.length
+            positions = what.rows.positions(first, min(first + step, total))
+            indices, occurrences = what.order.at(positions)
+            draws = draw(what.recipe, seed=what.seed, epoch=what.epoch, indices=indices, occurrences=occurrences)
+            for start in range(0, len(positions), size):
+                batch = slice(start, start + size)
+                yield draws.take(batch), positions[batch] < what.order.length
 
     def _plan(self, draws: Draws, valid: npt.NDArray[np.bool_]) -> Planned:
         indices = draws.index.tolist()
@@ -304,8 +310,8 @@ class _Feed:
             some_records, some_headers = future_read.result()
             records += some_records
             headers += some_headers
-        sizes = [upright_size(header, self._recipe.exif) for header in headers]
-        future = self._backend.submit(records, headers, resolve(self._recipe, draws, sizes))
+        sizes = [upright_size(header, self._pass.recipe.exif) for header in headers]
+        future = self._pass.backend.submit(records, headers, resolve(self._pass.recipe, draws, sizes))
         return Planned(records, valid, future)
 
     def _read(self, indices: list[int]) -> Read:
@@ -315,26 +321,27 @@ class _Feed:
     def _record(self, index: int) -> Record:
         if self.stopping.is_set():
             raise _Stopped
+        source = self._pass.source
         try:
-            record = self._source[index]
+            record = source[index]
         except GpupipeError:
             raise
         except StopIteration as error:  # would end the loop as if the epoch were over
-            raise SourceError(f"source[{index}] raised StopIteration", uri=self._source.uri) from error
+            raise SourceError(f"source[{index}] raised StopIteration", uri=source.uri) from error
         except Exception as error:
-            error.add_note(f"raised by source[{index}] of {self._source.uri}")
+            error.add_note(f"raised by source[{index}] of {source.uri}")
             raise
         if not isinstance(record, Record) or not isinstance(record.data, bytes | bytearray | memoryview):
             found = f"data of type {type(record.data).__name__}" if isinstance(record, Record) else repr(type(record))
             raise SourceError(
-                f"source[{index}] of {self._source.uri} returned {found}: it must be a gpupipe.Record whose data are "
+                f"source[{index}] of {source.uri} returned {found}: it must be a gpupipe.Record whose data are "
                 "the bytes of an image file",
-                uri=self._source.uri,
+                uri=source.uri,
             )
         if record.index != index:
             raise SourceError(
-                f"source[{index}] of {self._source.uri} returned the record of index {record.index!r}: a source that "
+                f"source[{index}] of {source.uri} returned the record of index {record.index!r}: a source that "
                 "picks from another one has to number its records anew, from 0",
-                uri=self._source.uri,
+                uri=source.uri,
             )
         return record

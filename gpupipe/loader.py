@@ -15,7 +15,7 @@ import torch
 from gpupipe import backends
 from gpupipe.backends.base import Backend, Options
 from gpupipe.errors import ConfigError, SourceError, StateError
-from gpupipe.iteration import Iteration
+from gpupipe.iteration import Iteration, Pass
 from gpupipe.recipe import Recipe
 from gpupipe.records import Record
 from gpupipe.rng import check_seed
@@ -145,16 +145,18 @@ class Loader:
         if self._begun:
             self._move_to(self._epoch + 1, 0)
         self._iteration = Iteration(
-            self._source,
-            self._recipe,
-            self._opened_backend(),
-            order=self._agreed_order(),
-            rows=self._rows(self._start),
-            seed=self._seed,
-            epoch=self._epoch,
-            batch_size=self._batch_size,
-            drop_last=self._drop_last,
-            prefetch=self._options.prefetch,
+            Pass(
+                source=self._source,
+                recipe=self._recipe,
+                backend=self._opened_backend(),
+                order=self._agreed_order(),
+                rows=self._rows(self._start),
+                seed=self._seed,
+                epoch=self._epoch,
+                batch_size=self._batch_size,
+                drop_last=self._drop_last,
+                prefetch=self._options.prefetch,
+            )
         )
         return _Batches(self, self._iteration)
 
@@ -356,9 +358,12 @@ class Loader:
             )
         if iteration.batches == 0:
             self._begun = True
-        records, valid, applied = iteration.next_batch()
+        batch = iteration.next_batch(self._batch)
         self._begun = True
-        return tuple(self._field(name, records, valid, applied.images) for name in self._fields)
+        return batch
+
+    def _batch(self, records: list[Record], valid: npt.NDArray[np.bool_], images: torch.Tensor) -> tuple[Any, ...]:
+        return tuple(self._field(name, records, valid, images) for name in self._fields)
 
     def _field(self, name: str, records: list[Record], valid: npt.NDArray[np.bool_], images: torch.Tensor) -> Any:
         device = self._choice.device

@@ -34,7 +34,7 @@ def check_state(state: object) -> tuple[int, int]:
         )
     for name, kind in _ENTRIES.items():
         value = state.get(name)
-        if not isinstance(value, kind) or (isinstance(value, int) and value < 0):
+        if not isinstance(value, kind) or (isinstance(value, int) and not 0 <= value < 1 << 63):
             raise StateError(
                 f"the state has {name}={value!r}, which Loader.state_dict() never returns: it is damaged, or of "
                 "another program",

@@ -615,3 +615,32 @@ def test_note_of_a_backend_is_in_its_reason(make, fake):
     loader = make()
     next(iter(loader))
     assert loader.backend.reason.endswith("; torch's operators are used")
+
+
+@pytest.mark.usefixtures("fake")
+def test_batch_that_cannot_be_made_is_not_delivered(image_folder):
+    source = gp.open_source(image_folder)
+    labels = [0, 0, 0, "x"]
+
+    class Mixed:
+        columns = ()
+        uri = fingerprint = "mixed"
+        labels = None
+
+        def __len__(self):
+            return len(labels)
+
+        def __getitem__(self, index):
+            record = source[index]
+            record.label = labels[index]
+            return record
+
+        def close(self):
+            pass
+
+    with gp.Loader(Mixed(), RECIPE, batch_size=2, backend="torchvision", fields=("label",)) as mixed:
+        batches = iter(mixed)
+        next(batches)
+        with pytest.raises(SourceError, match="label"):
+            next(batches)
+        assert mixed.state_dict()["delivered"] == 2

@@ -24,13 +24,13 @@ class _Entry:
 
     Attributes:
         module, cls: Where its class is; made with (recipe, *, device, batch_size, options).
-        library: What it needs besides gpupipe's core; its import shows whether it can run here.
+        needs: The library it needs besides gpupipe's core; its import shows whether it can run here.
         install: How to get that.
     """
 
     module: str
     cls: str
-    library: str
+    needs: str
     install: str
 
 
@@ -78,7 +78,7 @@ def choose(backend: str, device: torch.device | str | None = None) -> Choice:
         ConfigError: An unknown backend, or a device that is neither a CPU nor a CUDA device.
         BackendUnavailable: A backend or device that this machine does not have; says what to do.
     """
-    if backend != "auto" and backend not in _BACKENDS:
+    if not isinstance(backend, str) or (backend != "auto" and backend not in _BACKENDS):
         names = ("auto", *_BACKENDS)
         raise ConfigError(
             f"backend={backend!r} is not valid: it must be one of {', '.join(map(repr, names))}",
@@ -92,7 +92,7 @@ def choose(backend: str, device: torch.device | str | None = None) -> Choice:
     if backend == "auto":
         return _choose_automatically(wanted)
     entry = _BACKENDS[backend]
-    problem = _import_problem(entry.library)
+    problem = _import_problem(entry.needs)
     if problem is not None:
         raise _unavailable(backend, problem)
     why = f'backend="{backend}" was asked for'
@@ -135,12 +135,12 @@ def _choose_automatically(wanted: torch.device | None) -> Choice:
     elif missing_cuda is not None:
         why = missing_cuda
     else:
-        problem = _import_problem(_BACKENDS["dali"].library)
+        problem = _import_problem(_BACKENDS["dali"].needs)
         if problem is None:
             return _chosen("dali", wanted or _parse_device("cuda"), "a CUDA device was found")
         why = f"{problem}; {_BACKENDS['dali'].install} to decode on the GPU"
     for name in _ON_CPU:
-        problem = _import_problem(_BACKENDS[name].library)
+        problem = _import_problem(_BACKENDS[name].needs)
         if problem is None:
             return _chosen(name, wanted, why)
         why += f"; {problem} ({_BACKENDS[name].install} for the faster {name} backend)"
@@ -232,6 +232,6 @@ def _unavailable(backend: str, problem: str) -> BackendUnavailable:
     return BackendUnavailable(
         f'backend="{backend}" cannot run here: {problem}. Install it ({entry.install}), or use backend="auto"',
         backend=backend,
-        missing=entry.library,
+        missing=entry.needs,
         install=entry.install,
     )

@@ -21,8 +21,9 @@ import torch
 from gpupipe.backends.base import Applied, Options
 from gpupipe.backends.batch_memory import BatchFuture, BatchMemory
 from gpupipe.backends.intra_op import use_one_intra_op_thread
-from gpupipe.errors import BackendError, ConfigError, DecodeError
-from gpupipe.headers import Header, name_record
+from gpupipe.backends.submitted import check_submission, condemned
+from gpupipe.errors import BackendError, DecodeError
+from gpupipe.headers import Header
 from gpupipe.recipe import Recipe
 from gpupipe.records import Plan, Record
 
@@ -85,17 +86,9 @@ class ThreadPoolBackend:
             ConfigError: Not between 1 and batch_size records, or not a header and a plan row for each.
             BackendError: The backend is closed, broken, or was made in another process.
         """
-        count = len(records)
-        if not 1 <= count <= self._batch_size or not count == len(headers) == len(plan):
-            raise ConfigError(
-                f"{count} records, {len(headers)} headers and {len(plan)} plan rows make no batch of this backend: it "
-                f"takes from 1 to {self._batch_size} of each, as many of one as of the other",
-                field="records",
-                value=count,
-                allowed=f"from 1 to {self._batch_size}",
-            )
+        check_submission(records, headers, plan, self._batch_size)
         self._crew.check()
-        batch = _Batch(records, headers, plan, self._memory.take(count))
+        batch = _Batch(records, headers, plan, self._memory.take(len(records)))
         self._crew.take_on(batch)
         return batch.future
 
@@ -256,9 +249,7 @@ class _Crew:
             self._apply_row(record, batch.headers[row], batch.plan, row, image)
         except DecodeError as error:
             image.zero_()
-            named = name_record(DecodeError(error.message, **(error.facts | {"backend": self.name})), record)
-            named.__cause__ = _without_tracebacks(error)
-            batch.errors[row] = named
+            batch.errors[row] = condemned(error, record, self.name)
 
     def _finish(self, batch: _Batch) -> None:
         try:
@@ -293,15 +284,6 @@ class _Crew:
 def _release(crew: _Crew, memory: BatchMemory) -> None:
     crew.stop()
     memory.close()
-
-
-def _without_tracebacks(error: DecodeError) -> DecodeError:
-    """The error and its causes without their frames, whose callers' frames hold the batch that will hold the error."""
-    link: BaseException | None = error
-    while link is not None:
-        link.__traceback__ = None
-        link = link.__cause__ or link.__context__
-    return error
 
 
 def _name(record: Record) -> str:

@@ -32,7 +32,7 @@ class Side:
 
     @classmethod
     def of(cls, spec: str, options: Options | None) -> Side:
-        name, _, device = spec.partition(":")
+        name, _, device = spec.partition(":") if isinstance(spec, str) else (spec, "", "")
         choice = backends.choose(name, device or None)
         return cls(choice.name, choice.device, options or Options())
 

@@ -57,6 +57,9 @@ class Source(Protocol):
         Args:
             index: From 0 to ``len(self) - 1``.
 
+        Returns:
+            A `gpupipe.Record` whose `index` is this index: a source that picks from another one numbers anew.
+
         Raises:
             IndexError: No such index. Negative ones do not count from the end.
             RecordError: It cannot be read; names index, key and path, and what to do.

@@ -23,7 +23,7 @@ def machine(monkeypatch):
     def pretend(*, cuda_build="13.0", devices=0, current=0, missing=(), numba=False):
         missing = {*missing, *(() if numba else ("numba",))}
         entry = backends._BACKENDS["torchvision"]
-        monkeypatch.setitem(backends._BACKENDS, "numba", dataclasses.replace(entry, library="numba"))
+        monkeypatch.setitem(backends._BACKENDS, "numba", dataclasses.replace(entry, needs="numba"))
         monkeypatch.setattr(torch.version, "cuda", cuda_build)
         monkeypatch.setattr(torch.cuda, "is_available", lambda: devices > 0)
         monkeypatch.setattr(torch.cuda, "device_count", lambda: devices)
@@ -144,7 +144,7 @@ def test_create_unknown_name_is_a_config_error():
 @pytest.mark.parametrize("name", backends._BACKENDS)
 def test_registry_names_classes_that_exist_and_take_the_same_arguments(name):
     entry = backends._BACKENDS[name]
-    pytest.importorskip(entry.library)
+    pytest.importorskip(entry.needs)
     made_by = getattr(importlib.import_module(entry.module), entry.cls)
     assert list(inspect.signature(made_by).parameters) == ["recipe", "device", "batch_size", "options"]
 
@@ -197,3 +197,9 @@ def test_without_dali_everything_but_dali_works():
     assert said.startswith("(1, 3, 16, 16)\n")
     assert "nvidia.dali cannot be imported (ModuleNotFoundError: " in said
     assert "pip install nvidia-dali-cuda120 (Linux only)" in said
+
+
+@pytest.mark.parametrize("name", [["numba"], None, 3])
+def test_choose_with_no_name_at_all_raises(name):
+    with pytest.raises(ConfigError, match="backend="):
+        backends.choose(name)

@@ -15,8 +15,8 @@ from gpupipe.backends.dali.engine import Engine
 from gpupipe.backends.dali.errors import INSTALL, NAME, boundary, unavailable
 from gpupipe.backends.dali.feed import Feed
 from gpupipe.backends.dali.handover import HandOver
+from gpupipe.backends.submitted import check_submission
 from gpupipe.backends.thread_pool import usable_cores
-from gpupipe.errors import ConfigError
 from gpupipe.headers import Header
 from gpupipe.recipe import Recipe
 from gpupipe.records import Plan, Record
@@ -103,15 +103,7 @@ class DaliBackend:
             ConfigError: Not between 1 and batch_size records, or not a header and a plan row for each.
             BackendError: The backend is closed, or was made in another process.
         """
-        count = len(records)
-        if not 1 <= count <= self._batch_size or not count == len(headers) == len(plan):
-            raise ConfigError(
-                f"{count} records, {len(headers)} headers and {len(plan)} plan rows make no batch of this backend: it "
-                f"takes from 1 to {self._batch_size} of each, as many of one as of the other",
-                field="records",
-                value=count,
-                allowed=f"from 1 to {self._batch_size}",
-            )
+        check_submission(records, headers, plan, self._batch_size)
         return self._engine.submit(Feed(self._recipe, records, headers, plan))
 
     def close(self) -> None:

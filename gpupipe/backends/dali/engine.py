@@ -15,11 +15,11 @@ import numpy.typing as npt
 
 from gpupipe.backends.base import Applied
 from gpupipe.backends.batch_memory import BatchFuture
-from gpupipe.backends.dali.errors import NAME, boundary, without_frames
+from gpupipe.backends.dali.errors import NAME, boundary
 from gpupipe.backends.dali.feed import Arrays, Feed
 from gpupipe.backends.dali.handover import HandOver
+from gpupipe.backends.submitted import condemned, without_frames
 from gpupipe.errors import BackendError, DecodeError
-from gpupipe.headers import name_record
 
 U8 = npt.NDArray[np.uint8]
 
@@ -53,9 +53,7 @@ class Job:
 
     def condemn(self, row: int, error: DecodeError) -> None:
         """Note that a record cannot be decoded."""
-        named = name_record(DecodeError(error.message, **(error.facts | {"backend": NAME})), self.feed.records[row])
-        named.__cause__ = without_frames(error)
-        self.errors[row] = named
+        self.errors[row] = condemned(error, self.feed.records[row], NAME)
 
 
 class Engine:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Literal, TypeVar
+from typing import Literal
 
 from gpupipe.errors import BackendError, BackendUnavailable, GpupipeError
 
 NAME = "dali"
 INSTALL = "pip install nvidia-dali-cuda120 (Linux only)"
 
-E = TypeVar("E", bound=BaseException)
 Stage = Literal["build", "feed", "run", "hand-over"]
 
 
@@ -38,19 +37,6 @@ class boundary:  # reads as a statement: with boundary("run")
                 backend=NAME,
                 stage=self._stage,
             ) from error
-
-
-def without_frames(error: E) -> E:
-    """The same error, and what caused it, without tracebacks.
-
-    For errors that outlive what they came from: a traceback's frames link to the frames that called them, and so keep
-    the whole batch alive, often in a cycle that only the garbage collector finds.
-    """
-    link: BaseException | None = error
-    while link is not None:
-        link.__traceback__ = None
-        link = link.__cause__ or link.__context__
-    return error
 
 
 def unavailable(problem: str, *, missing: str, install: str, cause: BaseException | None = None) -> BackendUnavailable:

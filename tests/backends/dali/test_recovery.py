@@ -155,21 +155,23 @@ def test_backend_300_failures_leave_memory_and_threads_flat(good):
     records = mixed(good, {1: damaged(), 10: images.truncated(good[10].data)})
     records = [records[row] for row in (0, 1, 2, 10, 9, 8)]
     headers, plan = planned(recipe, records)
+    resident, threads = [], []
     gc.collect()
     gc.disable()  # a failed batch must not wait for the collector to be freed
     try:
         with backend(recipe, batch_size=6) as dali:
-            for number in range(300):
+            for _ in range(300):
                 applied = dali.submit(records, headers, plan).result()
                 assert sorted(applied.errors) == [1, 3]
-                if number == 99:
-                    before, threads = resident_bytes(), threading.active_count()
-            grown = resident_bytes() - before
-            assert threading.active_count() == threads
+                resident.append(resident_bytes())
+                threads.append(threading.active_count())
     finally:
         gc.enable()
-    # A batch is 1.8 MB: one kept in 20 would be 18 MB. Without any failure memory wavers by up to 10 as well.
-    assert grown < 16 << 20, f"{grown >> 20} MB more after 200 failed batches"
+    assert threads[-1] == threads[99]
+    # A batch is 1.8 MB: one kept in 20 would be 18 MB. Allocators waver by as much, with or without failures, but their
+    # low points do not.
+    grown = min(resident[250:]) - min(resident[50:100])
+    assert grown < 12 << 20, f"{grown >> 20} MB more after 200 failed batches"
 
 
 def test_backend_error_that_is_kept_does_not_keep_the_batch(good):
