@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     from gpupipe.errors import RecordError as RecordError
     from gpupipe.errors import SourceError as SourceError
     from gpupipe.errors import StateError as StateError
+    from gpupipe.faults import BadSample as BadSample
+    from gpupipe.faults import BadSamples as BadSamples
+    from gpupipe.faults import OnError as OnError
     from gpupipe.loader import Loader as Loader
     from gpupipe.parity import Report as Report
     from gpupipe.parity import check_parity as check_parity
@@ -49,6 +52,8 @@ __version__ = "0.1.0"
 _PUBLIC = {
     "BackendError": "gpupipe.errors",
     "BackendUnavailable": "gpupipe.errors",
+    "BadSample": "gpupipe.faults",
+    "BadSamples": "gpupipe.faults",
     "CenterCrop": "gpupipe.recipe",
     "ColorJitter": "gpupipe.recipe",
     "ConfigError": "gpupipe.errors",
@@ -59,6 +64,7 @@ _PUBLIC = {
     "ImageFolder": "gpupipe.sources.folder",
     "Loader": "gpupipe.loader",
     "Normalize": "gpupipe.recipe",
+    "OnError": "gpupipe.faults",
     "Options": "gpupipe.backends.base",
     "Output": "gpupipe.recipe",
     "RandomGrayscale": "gpupipe.recipe",

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
-from PIL import ImageFile
+from PIL import Image
 
 from gpupipe.errors import DecodeError
 from gpupipe.headers import Header
 from gpupipe.pillow import silenced, use_image
-from gpupipe.records import Encoded
+from gpupipe.records import Encoded, Pixels
 
 if TYPE_CHECKING:
     import torch
@@ -21,11 +21,11 @@ if TYPE_CHECKING:
 U8 = npt.NDArray[np.uint8]
 
 
-def rgb(data: Encoded, header: Header) -> U8:
+def rgb(data: Encoded | Pixels, header: Header) -> U8:
     """The pixels of an image file, before any turning by its orientation.
 
     Args:
-        data: The whole file.
+        data: The whole file, or pixels, as in `Record`.
         header: What `gpupipe.headers.scan` said of it.
 
     Returns:
@@ -37,7 +37,11 @@ def rgb(data: Encoded, header: Header) -> U8:
     Parity:
         The same as Pillow's `convert("RGB")`, bit for bit, for native JPEGs as for all else.
     """
-    pixels = native_rgb(data) if header.native else pillow_rgb(data)
+    if isinstance(data, np.ndarray):
+        # A copy, because a memory map is read-only, and nobody may write into an array of the user's.
+        pixels = np.repeat(data[..., None], 3, axis=2) if data.ndim == 2 else np.array(data, order="C")
+    else:
+        pixels = native_rgb(data) if header.native else pillow_rgb(data)
     if pixels.shape[:2] != (header.height, header.width):
         raise DecodeError(
             f"{pixels.shape[0]} x {pixels.shape[1]} pixels were decoded where the header says "
@@ -63,7 +67,7 @@ def pillow_rgb(data: Encoded) -> U8:
     return use_image(data, _to_rgb)
 
 
-def _to_rgb(image: ImageFile.ImageFile) -> U8:
+def _to_rgb(image: Image.Image) -> U8:
     return np.array(image.convert("RGB"))
 
 

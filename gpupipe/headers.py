@@ -7,12 +7,13 @@ import struct
 from dataclasses import dataclass
 from functools import partial
 
-from PIL import ExifTags, Image, ImageFile
+import numpy as np
+from PIL import ExifTags, Image
 
 from gpupipe.errors import DecodeError
 from gpupipe.pillow import quietly, use_image
 from gpupipe.recipe import Exif
-from gpupipe.records import Encoded, Record
+from gpupipe.records import Encoded, Pixels, Record
 
 # Pillow's limit for decompression bombs, as it is by default: 2 * PIL.Image.MAX_IMAGE_PIXELS.
 MAX_PIXELS = 178_956_970
@@ -24,6 +25,7 @@ class Header:
 
     Attributes:
         format: As Pillow names it: "JPEG", "PNG", "GIF", ...; "JPEG" for MPO, too, of which the first image counts.
+            "PIXELS" for what is not encoded at all.
         height, width: In pixels, as decoded, before any turning by `orientation`.
         orientation: EXIF orientation, 1 to 8; 1 where there is none or it is not valid.
         native: True for JPEGs that every native decoder reads alike; all else is decoded by Pillow.
@@ -36,42 +38,54 @@ class Header:
     native: bool
 
 
-def scan(data: Encoded) -> Header:
+def scan(data: Encoded | Pixels, max_pixels: int = MAX_PIXELS) -> Header:
     """Read the header of an image file.
 
     JPEGs of ordinary build cost about 2 us; every other file is opened (not decoded) by Pillow.
 
     Args:
-        data: The whole file: the verdict on a JPEG needs its end.
+        data: The whole file: the verdict on a JPEG needs its end. Or pixels, as in `Record`.
+        max_pixels: The largest height x width that is allowed. Pillow's own limit counts, too, for what it opens.
 
     Returns:
         The header. It is no promise that the rest of the file can be decoded.
 
     Raises:
-        DecodeError: These bytes are no image, or one of more than `MAX_PIXELS` pixels. `scan_record` says which.
+        DecodeError: These bytes are no image, or one of too many pixels. `scan_record` says which.
 
     Source:
         ITU-T T.81 Annex B (JPEG markers); PIL.ImageOps.exif_transpose (which orientation counts).
     """
-    header = _scan_jpeg(data) if data[:3] == b"\xff\xd8\xff" else None
-    if header is None:
-        header = use_image(data, partial(_scan_with_pillow, data))
-    if header.height * header.width > MAX_PIXELS:
+    if isinstance(data, np.ndarray):
+        header = _pixels_header(data)
+    else:
+        of_jpeg = _scan_jpeg(data) if data[:3] == b"\xff\xd8\xff" else None
+        header = of_jpeg or use_image(data, partial(_scan_with_pillow, data))
+    if header.height * header.width > max_pixels:
         raise DecodeError(
-            f"{header.height} x {header.width} pixels are more than the {MAX_PIXELS} that are allowed: "
+            f"{header.height} x {header.width} pixels are more than the {max_pixels} that are allowed: "
             "this may be a decompression bomb"
         )
     return header
 
 
-def scan_record(record: Record) -> Header:
+def _pixels_header(pixels: Pixels) -> Header:
+    if pixels.dtype != np.uint8 or pixels.ndim not in (2, 3) or not pixels.size or pixels.shape[2:] not in ((), (3,)):
+        raise DecodeError(
+            f"an array of {pixels.dtype} and shape {pixels.shape}: pixels are uint8 (height, width, 3), or "
+            "(height, width) for grey"
+        )
+    return Header("PIXELS", pixels.shape[0], pixels.shape[1], 1, native=False)
+
+
+def scan_record(record: Record, max_pixels: int = MAX_PIXELS) -> Header:
     """`scan`, with errors that name the record.
 
     Raises:
         DecodeError: As `scan`; with index, key, path and offset.
     """
     try:
-        return scan(record.data)
+        return scan(record.data, max_pixels)
     except DecodeError as error:
         raise name_record(error, record) from error
 
@@ -88,7 +102,7 @@ def name_record(error: DecodeError, record: Record) -> DecodeError:
     }
     return DecodeError(
         f"record {record.index} ({record.key!r}{where}) cannot be decoded: {error.message}. "
-        "Repair the file, or remove it from the data set",
+        "Repair the file, remove it from the data set, or let a Loader pass over it with on_error='substitute'",
         **facts,
     )
 
@@ -244,13 +258,13 @@ def _exif_value_of_pillow(exif: bytes) -> object:
 # --- everything else ---
 
 
-def _scan_with_pillow(data: Encoded, image: ImageFile.ImageFile) -> Header:
+def _scan_with_pillow(data: Encoded, image: Image.Image) -> Header:
     width, height = image.size
     name = image.format or "unknown"
     return Header("JPEG" if name == "MPO" else name, height, width, _orientation_of_pillow(data, image), native=False)
 
 
-def _orientation_of_pillow(data: Encoded, image: ImageFile.ImageFile) -> int:
+def _orientation_of_pillow(data: Encoded, image: Image.Image) -> int:
     if image.format == "TIFF":
         return 1  # Pillow turns TIFFs upright itself, and gives their size as it is then.
     # PNG's own getexif decodes all pixels in search of a tag behind them; the base class's takes what comes before.

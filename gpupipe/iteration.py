@@ -13,25 +13,17 @@ import time
 import weakref
 from collections.abc import Callable, Iterator
 from concurrent.futures import CancelledError, Future, wait
-from dataclasses import dataclass
 from functools import cache, partial
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
-from gpupipe.backends.base import Applied, Backend
-from gpupipe.errors import BackendError, GpupipeError, SourceError
-from gpupipe.headers import Header, scan_record, upright_size
-from gpupipe.plan import Draws, draw, resolve
-from gpupipe.recipe import Recipe
-from gpupipe.records import Record
-from gpupipe.sampling.orders import EpochOrder
-from gpupipe.sampling.samplers import RankRows
-from gpupipe.sources.base import Source
-
-if TYPE_CHECKING:
-    import torch
+from gpupipe.errors import BackendError
+from gpupipe.passes import Finished, Pass, Planned
+from gpupipe.plan import Draws, draw
+from gpupipe.reading import Row, read_row
+from gpupipe.repair import repaired
 
 # Reads wait for disks and networks, not for the CPU, so there are more of these than cores; a group of rows is one
 # task, because handing over single records would cost more than reading them from the page cache.
@@ -47,52 +39,6 @@ LOOK_UP_S = 0.1
 EXIT_TIMEOUT_S = 1.0
 
 T = TypeVar("T")
-Read = tuple[list[Record], list[Header]]
-
-
-@dataclass(frozen=True, slots=True)
-class Planned:
-    """A batch on its way.
-
-    Attributes:
-        records: One for each row.
-        valid: bool (n,): False for rows that only pad.
-        future: The images to come.
-    """
-
-    records: list[Record]
-    valid: npt.NDArray[np.bool_]
-    future: Future[Applied]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Pass:
-    """What an `Iteration` goes over: (the rest of) an epoch, on one rank.
-
-    Attributes:
-        source, recipe, backend: Where records come from, what is done to them, and by whom.
-        order: The global order of the epoch.
-        rows: This rank's part of it.
-        seed, epoch: For the plan.
-        batch_size, drop_last: How rows become batches.
-        prefetch: Batches in work or waiting ahead of the one handed out.
-    """
-
-    source: Source
-    recipe: Recipe
-    backend: Backend
-    order: EpochOrder
-    rows: RankRows
-    seed: int
-    epoch: int
-    batch_size: int
-    drop_last: bool
-    prefetch: int
-
-    @property
-    def batches(self) -> int:
-        count = self.rows.count
-        return count // self.batch_size if self.drop_last else -(-count // self.batch_size)
 
 
 class Iteration:
@@ -115,12 +61,11 @@ class Iteration:
         rows = self._pass.rows
         return rows.delivered(min(self.delivered_batches * self._pass.batch_size, rows.count))
 
-    def next_batch(self, finish: Callable[[list[Record], npt.NDArray[np.bool_], torch.Tensor], T]) -> T:
+    def next_batch(self, finish: Callable[[Finished], T]) -> T:
         """Wait for the next batch.
 
         Args:
-            finish: Makes what is delivered, from the records, which rows are valid, and the images. If it fails, the
-                batch has not been delivered.
+            finish: Makes what is delivered. If it fails, the batch has not been delivered.
 
         Raises:
             StopIteration: There is none, or the pass was closed, perhaps by another thread and while this one waited.
@@ -135,9 +80,12 @@ class Iteration:
             if found is None:
                 raise StopIteration
             applied = found.future.result()
-            for row in sorted(applied.errors):
-                raise applied.errors[row]
-            batch = finish(found.records, found.valid, applied.images)
+            errors = {**found.errors, **applied.errors}
+            if errors:
+                finished = repaired(self._pass, found, applied.images, errors)
+            else:
+                finished = Finished(found.records, found.valid, applied.images)
+            batch = finish(finished)
         except BaseException as error:
             stopped = self._feed.stopping.is_set()
             self.close()
@@ -146,6 +94,8 @@ class Iteration:
             raise
         self._feed.delivered()
         self.delivered_batches += 1
+        self._pass.bad.rows += len(found.records)
+        self._pass.bad.decoded_by_pillow += found.by_pillow
         if self.finished:
             self.close()
         return batch
@@ -187,15 +137,15 @@ class _Readers:
     """Threads that do short tasks. Daemons: the interpreter waits for those of a ThreadPoolExecutor at its end."""
 
     def __init__(self, count: int) -> None:
-        self._tasks: queue.SimpleQueue[tuple[Future[Read], Callable[[], Read]] | None] = queue.SimpleQueue()
+        self._tasks: queue.SimpleQueue[tuple[Future[list[Row]], Callable[[], list[Row]]] | None] = queue.SimpleQueue()
         self._threads = [
             threading.Thread(target=_work, args=(self._tasks,), name="gpupipe-read", daemon=True) for _ in range(count)
         ]
         for thread in self._threads:
             thread.start()
 
-    def submit(self, task: Callable[[], Read]) -> Future[Read]:
-        future: Future[Read] = Future()
+    def submit(self, task: Callable[[], list[Row]]) -> Future[list[Row]]:
+        future: Future[list[Row]] = Future()
         self._tasks.put((future, task))
         return future
 
@@ -209,7 +159,7 @@ class _Readers:
             thread.join(max(0.0, deadline - time.monotonic()))
 
 
-def _work(tasks: queue.SimpleQueue[tuple[Future[Read], Callable[[], Read]] | None]) -> None:
+def _work(tasks: queue.SimpleQueue[tuple[Future[list[Row]], Callable[[], list[Row]]] | None]) -> None:
     while (found := tasks.get()) is not None:
         future, task = found
         try:
@@ -304,44 +254,21 @@ class _Feed:
         while wait(futures, LOOK_UP_S).not_done:
             if self.stopping.is_set():
                 raise _Stopped
-        records: list[Record] = []
-        headers: list[Header] = []
-        for future_read in futures:
-            some_records, some_headers = future_read.result()
-            records += some_records
-            headers += some_headers
-        sizes = [upright_size(header, self._pass.recipe.exif) for header in headers]
-        future = self._pass.backend.submit(records, headers, resolve(self._pass.recipe, draws, sizes))
-        return Planned(records, valid, future)
+        rows = [row for future in futures for row in future.result()]
+        return Planned(
+            records=[row.record for row in rows],
+            valid=valid,
+            occurrences=draws.occurrence,
+            errors={number: row.error for number, row in enumerate(rows) if row.error is not None},
+            unread=frozenset(number for number, row in enumerate(rows) if row.unread),
+            by_pillow=sum(row.by_pillow for row in rows),
+            future=self._pass.submit(rows, draws),
+        )
 
-    def _read(self, indices: list[int]) -> Read:
-        records = [self._record(index) for index in indices]
-        return records, [scan_record(record) for record in records]
-
-    def _record(self, index: int) -> Record:
-        if self.stopping.is_set():
-            raise _Stopped
-        source = self._pass.source
-        try:
-            record = source[index]
-        except GpupipeError:
-            raise
-        except StopIteration as error:  # would end the loop as if the epoch were over
-            raise SourceError(f"source[{index}] raised StopIteration", uri=source.uri) from error
-        except Exception as error:
-            error.add_note(f"raised by source[{index}] of {source.uri}")
-            raise
-        if not isinstance(record, Record) or not isinstance(record.data, bytes | bytearray | memoryview):
-            found = f"data of type {type(record.data).__name__}" if isinstance(record, Record) else repr(type(record))
-            raise SourceError(
-                f"source[{index}] of {source.uri} returned {found}: it must be a gpupipe.Record whose data are "
-                "the bytes of an image file",
-                uri=source.uri,
-            )
-        if record.index != index:
-            raise SourceError(
-                f"source[{index}] of {source.uri} returned the record of index {record.index!r}: a source that "
-                "picks from another one has to number its records anew, from 0",
-                uri=source.uri,
-            )
-        return record
+    def _read(self, indices: list[int]) -> list[Row]:
+        rows = []
+        for index in indices:
+            if self.stopping.is_set():
+                raise _Stopped
+            rows.append(read_row(self._pass.source, index, self._pass.on_error.max_pixels))
+        return rows

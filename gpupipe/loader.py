@@ -9,15 +9,15 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from gpupipe import backends
 from gpupipe.backends.base import Backend, Options
 from gpupipe.errors import ConfigError, SourceError, StateError
-from gpupipe.iteration import Iteration, Pass
+from gpupipe.faults import BadSamples, OnError, Policy
+from gpupipe.iteration import Iteration
+from gpupipe.passes import Finished, Pass
 from gpupipe.recipe import Recipe
-from gpupipe.records import Record
 from gpupipe.rng import check_seed
 from gpupipe.sampling.choose import choose_ordering
 from gpupipe.sampling.orders import EpochOrder, mismatch
@@ -36,6 +36,8 @@ INDICES_A_TIME = 4096
 MAX_BATCH_SIZE = 2**31 - 1
 # seed + epoch, DistributedSampler's seed, has to fit torch's generators: below 2**64, with a seed below 2**63.
 MAX_EPOCH = 2**63 - 1
+# What torch.nn.functional.cross_entropy passes over by default.
+IGNORED_LABEL = -100
 
 Config = TypeVar("Config", Sharding, Options)
 
@@ -64,6 +66,8 @@ class Loader:
         sharding: How samples are dealt to processes; None: `Sharding()`, which finds the rank itself.
         fields: What a batch holds, in this order: "image", "label", "index", "key", "path", "valid", and any of the
             source's columns.
+        on_error: What happens to samples that cannot be read or decoded: "raise", "substitute" or "ignore"; or an
+            `OnError`, which explains them, and how many are too many. `loader.errors` lists those met.
         options: `Options` of the backend: threads, prefetch.
 
     Yields:
@@ -91,6 +95,7 @@ class Loader:
         sharding: Sharding | None = None,
         sampler: object = None,
         fields: Sequence[str] = ("image", "label"),
+        on_error: Policy | OnError = "raise",
         options: Options | None = None,
     ) -> None:
         self._recipe = recipe if isinstance(recipe, Recipe) else Recipe.from_torchvision(recipe)
@@ -112,6 +117,7 @@ class Loader:
         if len(self._source) == 0:
             raise ConfigError(f"{self._source.uri} has no samples", field="source", value=self._source.uri)
         self._fields = _check_fields(fields, self._source)
+        self._on_error = _check_on_error(on_error, self._fields, self._source)
         self._ordering = choose_ordering(
             sampler,
             self._source,
@@ -130,6 +136,7 @@ class Loader:
         # Whether the current epoch has delivered a batch, or had none left, so that the next iter() moves on.
         self._begun = False
         self._iteration: Iteration | None = None
+        self._bad = BadSamples()
 
     # What a training loop uses
 
@@ -144,6 +151,7 @@ class Loader:
         self._end_iteration()
         if self._begun:
             self._move_to(self._epoch + 1, 0)
+        self._bad = BadSamples(self._epoch)
         self._iteration = Iteration(
             Pass(
                 source=self._source,
@@ -156,6 +164,9 @@ class Loader:
                 batch_size=self._batch_size,
                 drop_last=self._drop_last,
                 prefetch=self._options.prefetch,
+                on_error=self._on_error,
+                substitutes_valid=self._sharding.pad != "mask",
+                bad=self._bad,
             )
         )
         return _Batches(self, self._iteration)
@@ -264,6 +275,11 @@ class Loader:
         return self._count_batches(self._start)
 
     @property
+    def errors(self) -> BadSamples:
+        """The bad samples that this rank has met in the epoch that was begun last."""
+        return self._bad
+
+    @property
     def sampler(self) -> EpochSampler:
         """For frameworks that look for `loader.sampler.set_epoch`."""
         return EpochSampler(self)
@@ -362,24 +378,34 @@ class Loader:
         self._begun = True
         return batch
 
-    def _batch(self, records: list[Record], valid: npt.NDArray[np.bool_], images: torch.Tensor) -> tuple[Any, ...]:
-        return tuple(self._field(name, records, valid, images) for name in self._fields)
+    def _batch(self, batch: Finished) -> tuple[Any, ...]:
+        return tuple(self._field(name, batch) for name in self._fields)
 
-    def _field(self, name: str, records: list[Record], valid: npt.NDArray[np.bool_], images: torch.Tensor) -> Any:
-        device = self._choice.device
+    def _field(self, name: str, batch: Finished) -> Any:
+        records, device = batch.records, self._choice.device
         if name == "image":
-            return images
+            return batch.images
         if name == "label":
-            return _stack(name, [record.label for record in records], device)
+            return _stack(name, self._labels(batch), device)
         if name == "index":
             return _stack(name, [record.index for record in records], device)
         if name == "valid":
-            return torch.from_numpy(valid).to(device)
+            return torch.from_numpy(batch.valid).to(device)
         if name == "key":
             return [record.key for record in records]
         if name == "path":
             return [record.path for record in records]
-        return _stack(name, [record.columns[name] for record in records], device)
+        values = {row: record.columns[name] for row, record in enumerate(records) if row not in batch.unread}
+        return _stack(name, _filled(values, len(records)), device)
+
+    def _labels(self, batch: Finished) -> list[Any]:
+        labels = {row: record.label for row, record in enumerate(batch.records) if row not in batch.unread}
+        if batch.unread and (known := self._source.labels) is not None:
+            labels |= {row: known[batch.records[row].index] for row in batch.unread}
+        for row in batch.ignored & labels.keys():
+            if _kind(labels[row]) == "integer":
+                labels[row] = IGNORED_LABEL
+        return _filled(labels, len(batch.records))
 
 
 class _Batches(Iterator[tuple[Any, ...]]):
@@ -452,6 +478,41 @@ def _check_fields(fields: Sequence[str], source: Source) -> tuple[str, ...]:
             allowed=allowed,
         )
     return tuple(fields)
+
+
+def _check_on_error(on_error: Policy | OnError, fields: tuple[str, ...], source: Source) -> OnError:
+    found = on_error if isinstance(on_error, OnError) else OnError(on_error)
+    if found.policy == "ignore" and "label" in fields and "valid" not in fields:
+        labels = source.labels
+        if labels is None or labels.dtype.kind not in "iub" or labels.ndim != 1:
+            kind = "not known before they are read" if labels is None else f"{labels.dtype} of shape {labels.shape[1:]}"
+            raise ConfigError(
+                f"on_error='ignore' marks bad samples by the label {IGNORED_LABEL}, but the labels of {source.uri} are "
+                f"{kind}: add 'valid' to fields, which tells them apart, or use on_error='substitute'",
+                field="on_error",
+                value="ignore",
+                allowed=("raise", "substitute", "ignore with 'valid' in fields"),
+            )
+    return found
+
+
+def _filled(values: Mapping[int, Any], count: int) -> list[Any]:
+    """One value for each row: what is missing, of rows that nobody could read, is something of the others' kind."""
+    if len(values) == count:
+        return list(values.values()) if list(values) == list(range(count)) else [values[row] for row in range(count)]
+    some = next(iter(values.values()), None)
+    blank: Any = None
+    if some is None or _kind(some) == "integer":
+        blank = IGNORED_LABEL
+    elif _kind(some) == "float":
+        blank = 0.0
+    elif isinstance(some, np.ndarray):
+        blank = np.zeros_like(some)
+    elif isinstance(some, torch.Tensor):
+        blank = torch.zeros_like(some)
+    elif isinstance(some, str | bytes):
+        blank = type(some)()
+    return [values.get(row, blank) for row in range(count)]
 
 
 def _kind(value: object) -> str:

@@ -9,10 +9,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TypeVar
 
-from PIL import Image, ImageFile, UnidentifiedImageError
+import numpy as np
+from PIL import Image, UnidentifiedImageError
 
 from gpupipe.errors import DecodeError
-from gpupipe.records import Encoded
+from gpupipe.records import Encoded, Pixels
 
 T = TypeVar("T")
 
@@ -70,11 +71,11 @@ def quietly(work: Callable[[], T]) -> T:
         return work()
 
 
-def use_image(data: Encoded, use: Callable[[ImageFile.ImageFile], T]) -> T:
+def use_image(data: Encoded | Pixels, use: Callable[[Image.Image], T]) -> T:
     """`use(PIL.Image.open(data))`, silently.
 
     Args:
-        data: The bytes of an image file.
+        data: The bytes of an image file; or pixels, as in `Record`, which need no opening.
         use: Called with the opened image, and perhaps again; the image is closed afterwards.
 
     Returns:
@@ -85,7 +86,7 @@ def use_image(data: Encoded, use: Callable[[ImageFile.ImageFile], T]) -> T:
     """
 
     def work() -> T:
-        with Image.open(io.BytesIO(data)) as image:
+        with _opened(data) as image:
             return use(image)
 
     if not len(data):
@@ -102,3 +103,7 @@ def use_image(data: Encoded, use: Callable[[ImageFile.ImageFile], T]) -> T:
         # Pillow's plugins raise nearly everything on damaged files: OSError, SyntaxError, ValueError, EOFError,
         # struct.error, IndexError, KeyError, MemoryError, zlib.error, DecompressionBombError, ...
         raise DecodeError(f"Pillow: {type(error).__name__}: {error}") from error
+
+
+def _opened(data: Encoded | Pixels) -> Image.Image:
+    return Image.fromarray(data) if isinstance(data, np.ndarray) else Image.open(io.BytesIO(data))

@@ -10,14 +10,16 @@ import numpy as np
 import numpy.typing as npt
 
 Encoded = bytes | memoryview
+Pixels = npt.NDArray[np.uint8]
 
 
 @dataclass(slots=True)
 class Record:
-    """One encoded sample.
+    """One sample: an encoded image, or its pixels.
 
     Attributes:
-        data: The bytes of the image file; a view where the source can give one without a copy.
+        data: The bytes of the image file; a view where the source can give one without a copy. Or pixels, which need
+            no decoding: uint8 (height, width, 3), or (height, width) for grey.
         label: What the source has as label: an int, a float, or an array.
         index: Position in the data set.
         key: Name of the sample, unique in the source, without absolute paths.
@@ -26,7 +28,7 @@ class Record:
         columns: Further values by name.
     """
 
-    data: Encoded
+    data: Encoded | Pixels
     label: Any
     index: int
     key: str

@@ -39,6 +39,7 @@ class Op(IntEnum):
     VERTICAL_FLIP = 3
     JITTER = 4
     GREYSCALE = 5
+    SUBSTITUTE = 6
 
 
 def check_seed(seed: object) -> int:

@@ -14,15 +14,18 @@ PACKAGE = Path(gpupipe.__file__).parent
 
 # Low to high. A unit is a module or a package directly below gpupipe; it imports itself and what stands in rows above.
 LAYERS = (
-    ("errors",),
+    ("errors", "files"),
     ("recipe", "records", "rng"),
     ("convert", "pillow"),
     ("headers",),
-    ("decode",),
+    ("decode", "faults"),
     ("plan", "sources", "sampling"),
     ("cache",),
     ("backends",),
-    ("iteration", "state"),
+    ("reading", "state"),
+    ("passes",),
+    ("repair",),
+    ("iteration",),
     ("loader",),
     ("parity", "pack", "measure"),
     ("demo",),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -11,6 +10,7 @@ import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
 from gpupipe.errors import GpupipeError
+from gpupipe.pillow import use_image
 from gpupipe.recipe import Normalize
 from gpupipe.records import Record
 
@@ -36,8 +36,7 @@ def pictures(images: torch.Tensor, normalize: Normalize) -> list[Image.Image]:
 
 def original(record: Record) -> Image.Image:
     """The file itself."""
-    with Image.open(io.BytesIO(record.data)) as image:
-        return image.convert("RGB")
+    return use_image(record.data, lambda image: image.convert("RGB"))
 
 
 def write(path: Path, title: str, captions: Sequence[str], rows: Sequence[tuple[str, Sequence[Image.Image]]]) -> Path:

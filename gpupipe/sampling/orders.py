@@ -7,7 +7,7 @@ new kind of order is one more `Ordering`.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -37,6 +37,19 @@ class EpochOrder(Protocol):
 
         Returns:
             Two int64 (n,): positions in the data set, and how often each came before in this order.
+        """
+
+    def candidates(self, index: int) -> Sequence[int] | I64:
+        """Which samples may take the place of one that cannot be decoded, itself perhaps included.
+
+        They depend on what the epoch holds, not on its order: so a substitute is the same at any batch size and world
+        size, and no sample appears that the sampler would never have drawn.
+
+        Args:
+            index: The sample that is to be replaced.
+
+        Returns:
+            Indices in ascending order, each once.
         """
 
     def definition(self) -> dict[str, Any]:
@@ -105,6 +118,7 @@ class ArrayOrder:
         self._occurrences: npt.NDArray[np.int32] | None = None
         self._counts: I64 | None = None
         self._hash: str | None = None
+        self._candidates: range | I64 | None = None
         if repeats and indices is not None:
             self._occurrences = count_earlier(indices)
 
@@ -126,6 +140,15 @@ class ArrayOrder:
                 occurrences *= self._counts[indices]
             occurrences += self._occurrences[places]
         return indices, occurrences
+
+    def candidates(self, index: int) -> range | I64:
+        """See `EpochOrder.candidates`: every sample of the epoch."""
+        del index
+        if self._candidates is None:
+            every = range(self._length)
+            permuted = self.indices is None or (self._occurrences is None and int(self.indices.max()) == every[-1])
+            self._candidates = every if permuted or self.indices is None else np.unique(self.indices)
+        return self._candidates
 
     def definition(self) -> dict[str, Any]:
         """See `EpochOrder.definition`."""

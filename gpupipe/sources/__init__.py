@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import glob
 import importlib
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import cast
+from typing import Any, cast
 
 from gpupipe.errors import ConfigError, SourceError
 from gpupipe.sources.base import Source, is_source
@@ -28,41 +29,103 @@ class _Format:
     opener: str
 
 
-# The first that accepts a target opens it.
-_FORMATS = (_Format("a folder of class folders with images", os.path.isdir, "gpupipe.sources.folder", "ImageFolder"),)
+def _ends(*endings: str) -> Callable[[str], bool]:
+    return lambda path: path.lower().endswith(endings)
 
 
-def open_source(target: str | os.PathLike[str] | Source) -> Source:
+def _is_lmdb(path: str) -> bool:
+    return os.path.isfile(os.path.join(path, "data.mdb")) or (path.lower().endswith(".lmdb") and os.path.isfile(path))
+
+
+def _has(name: str) -> Callable[[str], bool]:
+    return lambda path: os.path.isfile(os.path.join(path, name))
+
+
+# By name; the first that accepts a target opens it.
+_FORMATS = {
+    "packed": _Format(
+        "a folder that `gpupipe pack` made", _has("manifest.json"), "gpupipe.sources.packed", "open_packed"
+    ),
+    "lmdb": _Format("an LMDB environment", _is_lmdb, "gpupipe.sources.lmdb", "LmdbSource"),
+    "memmap": _Format("a memmap store", _has("data.bin"), "gpupipe.sources.memmap", "MemmapStore"),
+    "folder": _Format("a folder of class folders with images", os.path.isdir, "gpupipe.sources.folder", "ImageFolder"),
+    "tar": _Format("tar shards (a.tar, *.tar, a-{000..146}.tar)", _ends(".tar"), "gpupipe.sources.tar", "TarShards"),
+    "npy": _Format("images.npy beside its labels", _ends(".npy"), "gpupipe.sources.memmap", "ArrayPair"),
+    "list": _Format("a list of files", _ends(".csv", ".tsv", ".jsonl"), "gpupipe.sources.file_list", "FileList"),
+}
+
+
+def open_source(
+    target: str | os.PathLike[str] | Source | object, *, format: str | None = None, **options: Any
+) -> Source:
     """Open a data set.
 
     Args:
-        target: The path of a folder of class folders; or an object that already is a `gpupipe.sources.base.Source`,
-            which is returned as it is.
+        target: A path: of a folder of class folders, of tar shards (one, a pattern with ``*``, or with braces such as
+            ``train-{000000..000146}.tar``), an LMDB environment, an ``.npy`` file of images, a list of files
+            (``.csv``, ``.tsv``, ``.jsonl``), or a folder that `gpupipe pack` made. Or an object: a
+            `gpupipe.sources.base.Source`, which is returned as it is, or a torch Dataset of (image, label).
+        format: Which of these it is, where its name does not tell: "folder", "tar", "lmdb", "memmap", "npy", "list",
+            "packed" or "dataset".
+        **options: Further arguments of that kind of source, such as ``label=`` and ``columns=`` of `TarShards`.
 
     Raises:
         ConfigError: Nothing that can be opened; the message lists what can.
         SourceError: There is no such path, or what is there is damaged.
     """
-    supported = "; ".join(
-        [*(each.what for each in _FORMATS), "an object with the methods of gpupipe.sources.base.Source"]
-    )
     if isinstance(target, str | os.PathLike):
-        path = os.path.expanduser(os.fsdecode(target))
-        for each in _FORMATS:
-            if each.accepts(path):
-                return cast("Source", getattr(importlib.import_module(each.module), each.opener)(path))
-        if "://" not in path and not os.path.lexists(path):
-            raise SourceError(
-                f"there is no {path!r} (looked from {os.getcwd()!r}). Supported are: {supported}", uri=path
-            )
-    elif is_source(target):
-        return target
-    root = getattr(target, "root", None)
-    # A dataset of torchvision, most likely, out of the DataLoader that is being replaced.
-    hint = f". Give its folder: {os.fspath(root)!r}" if isinstance(root, str | os.PathLike) else ""
+        return _open_path(os.path.expanduser(os.fsdecode(target)), format, options)
+    if format is None and not options and is_source(target):
+        return cast("Source", target)
+    if format in (None, "dataset") and _is_dataset(target):
+        return _call("gpupipe.sources.dataset", "DatasetSource", target, options)
+    allowed = _supported()
     raise ConfigError(
-        f"source={target!r} cannot be opened{hint}. Supported are: {supported}",
+        f"source={target!r} cannot be opened{_as_format(format)}. Supported are: {allowed}",
         field="source",
         value=target,
-        allowed=supported,
+        allowed=allowed,
     )
+
+
+def _open_path(path: str, format: str | None, options: dict[str, Any]) -> Source:
+    if format is not None and format not in _FORMATS:
+        raise ConfigError(
+            f"format={format!r} is not valid for a path: it must be one of {', '.join(_FORMATS)}",
+            field="format",
+            value=format,
+            allowed=tuple(_FORMATS),
+        )
+    for name, each in _FORMATS.items():
+        if format == name or (format is None and each.accepts(path)):
+            return _call(each.module, each.opener, path, options)
+    if "://" not in path and not os.path.lexists(path) and not glob.has_magic(path):
+        raise SourceError(
+            f"there is no {path!r} (looked from {os.getcwd()!r}). Supported are: {_supported()}", uri=path
+        )
+    raise ConfigError(
+        f"source={path!r} cannot be opened. Supported are: {_supported()}. If its name does not tell what it is, give "
+        f"format=, one of {', '.join(_FORMATS)}",
+        field="source",
+        value=path,
+        allowed=_supported(),
+    )
+
+
+def _call(module: str, opener: str, target: object, options: dict[str, Any]) -> Source:
+    return cast("Source", getattr(importlib.import_module(module), opener)(target, **options))
+
+
+def _is_dataset(target: object) -> bool:
+    """Whether it is a map-style dataset: an object, not a plain container, with a length and items."""
+    plain = isinstance(target, list | tuple | dict | set | bytes | bytearray)
+    return not plain and not isinstance(target, type) and hasattr(target, "__len__") and hasattr(target, "__getitem__")
+
+
+def _as_format(format: str | None) -> str:
+    return "" if format is None else f" as {format!r}"
+
+
+def _supported() -> str:
+    objects = ("a map-style torch Dataset", "an object with the methods of gpupipe.sources.base.Source")
+    return "; ".join([*(each.what for each in _FORMATS.values()), *objects])

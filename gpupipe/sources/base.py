@@ -24,6 +24,15 @@ class Source(Protocol):
     data set and none of its handles (files, maps, connections): those are opened on first use, by each process for
     itself. A handle that a fork would share with the parent in a harmful way (a file position, a socket, a database
     environment) is opened anew where `os.getpid()` has changed.
+
+    A source may have more, which is used where it is there (`getattr` with None):
+
+    - ``sizes_bytes``: int64 (n,), the bytes of each record's data, without reading any.
+    - ``shapes_px``: int32 (n, 2), height and width of each image by its header; 0 where it has none.
+    - ``shard_starts``: int64 (shards + 1,), the index of each shard's first record, and the number of records: what
+      lies together in one file, and is best read in a row.
+    - ``key(index)``: the key of a record, without reading it.
+    - ``classes``: the names of the classes in the order of their numbers.
     """
 
     @property

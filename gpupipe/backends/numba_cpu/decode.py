@@ -15,7 +15,7 @@ from gpupipe import decode
 from gpupipe.backends.numba_cpu.scan import is_one_plain_scan
 from gpupipe.headers import Header
 from gpupipe.recipe import Exif
-from gpupipe.records import Encoded
+from gpupipe.records import Encoded, Pixels
 
 U8 = npt.NDArray[np.uint8]
 Box = tuple[int, int, int, int]  # top, left, height, width in pixels
@@ -52,11 +52,11 @@ class Decoder:
         self._exif = exif
         self._codec = _RegionCodec() if regions_are_exact() else None
 
-    def pixels(self, data: Encoded, header: Header, region: Box) -> tuple[U8, Box]:
+    def pixels(self, data: Encoded | Pixels, header: Header, region: Box) -> tuple[U8, Box]:
         """The pixels of a region.
 
         Args:
-            data: The whole file.
+            data: The whole file, or pixels, as in `Record`.
             header: What `gpupipe.headers.scan` said of it.
             region: Inside the image, upright if the recipe says so, and `widened`.
 

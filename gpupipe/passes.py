@@ -1,0 +1,110 @@
+"""One pass over (the rest of) an epoch on one rank: what it consists of, and what comes out of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from gpupipe.backends.base import Applied, Backend
+from gpupipe.errors import RecordError
+from gpupipe.faults import BadSamples, OnError
+from gpupipe.headers import upright_size
+from gpupipe.plan import Draws, resolve
+from gpupipe.reading import Row
+from gpupipe.recipe import Recipe
+from gpupipe.records import Record
+from gpupipe.sampling.orders import EpochOrder
+from gpupipe.sampling.samplers import RankRows
+from gpupipe.sources.base import Source
+
+if TYPE_CHECKING:
+    import torch
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pass:
+    """What an `Iteration` goes over: (the rest of) an epoch, on one rank.
+
+    Attributes:
+        source, recipe, backend: Where records come from, what is done to them, and by whom.
+        order: The global order of the epoch.
+        rows: This rank's part of it.
+        seed, epoch: For the plan.
+        batch_size, drop_last: How rows become batches.
+        prefetch: Batches in work or waiting ahead of the one handed out.
+        on_error: What happens to bad samples.
+        substitutes_valid: Whether a substitute counts as valid.
+        bad: The list of them, which this pass goes on with.
+    """
+
+    source: Source
+    recipe: Recipe
+    backend: Backend
+    order: EpochOrder
+    rows: RankRows
+    seed: int
+    epoch: int
+    batch_size: int
+    drop_last: bool
+    prefetch: int
+    on_error: OnError
+    substitutes_valid: bool
+    bad: BadSamples
+
+    @property
+    def batches(self) -> int:
+        count = self.rows.count
+        return count // self.batch_size if self.drop_last else -(-count // self.batch_size)
+
+    def submit(self, rows: Sequence[Row], draws: Draws) -> Future[Applied]:
+        """Hand rows to the backend, with the plan that belongs to their sizes."""
+        sizes = [upright_size(row.header, self.recipe.exif) for row in rows]
+        records, headers = [row.record for row in rows], [row.header for row in rows]
+        return self.backend.submit(records, headers, resolve(self.recipe, draws, sizes))
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """A batch on its way.
+
+    Attributes:
+        records: One for each row.
+        valid: bool (n,): False for rows that only pad.
+        occurrences: int64 (n,), as in the plan.
+        errors: Row -> why it could not be read, or is no image.
+        unread: Rows of these whose record holds no more than a name.
+        by_pillow: How many of them only Pillow decodes.
+        future: The images to come.
+    """
+
+    records: list[Record]
+    valid: npt.NDArray[np.bool_]
+    occurrences: npt.NDArray[np.int64]
+    errors: Mapping[int, RecordError]
+    unread: frozenset[int]
+    by_pillow: int
+    future: Future[Applied]
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """A batch to be delivered.
+
+    Attributes:
+        records: One for each row.
+        valid: bool (n,): False for rows that only pad, and for those ignored.
+        images: (n, 3, height, width).
+        ignored: Rows that hold zeros instead of a bad sample.
+        unread: Rows of these whose record holds no more than a name.
+    """
+
+    records: list[Record]
+    valid: npt.NDArray[np.bool_]
+    images: torch.Tensor
+    ignored: frozenset[int] = frozenset()
+    unread: frozenset[int] = frozenset()
