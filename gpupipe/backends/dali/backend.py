@@ -75,6 +75,7 @@ class DaliBackend:
             rest="cpu" if device_id is None else "gpu",
             device_id=device_id,
         )
+        self._in_part = placement.decode == "cpu"  # the graph decodes regions there
         with boundary("build"):
             pipeline = graph.build(recipe, placement, batch_size=batch_size, threads=threads)
             pipeline.build()
@@ -104,7 +105,7 @@ class DaliBackend:
             BackendError: The backend is closed, or was made in another process.
         """
         check_submission(records, headers, plan, self._batch_size)
-        return self._engine.submit(Feed(self._recipe, records, headers, plan))
+        return self._engine.submit(Feed(self._recipe, records, headers, plan, in_part=self._in_part))
 
     def close(self) -> None:
         """See `Backend.close`. Waits for the runs that are in DALI, as it cannot give them up."""

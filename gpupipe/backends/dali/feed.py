@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import cast
 
 import numpy as np
 import numpy.typing as npt
@@ -10,9 +11,10 @@ import numpy.typing as npt
 from gpupipe import decode
 from gpupipe.backends.dali.convert import BlendRows, slot_rows
 from gpupipe.backends.dali.geometry import as_stored, locate
+from gpupipe.backends.plain_scan import is_one_plain_scan
 from gpupipe.headers import Header, upright_size
 from gpupipe.recipe import Recipe
-from gpupipe.records import Plan, Record
+from gpupipe.records import Encoded, Plan, Record
 
 U8 = npt.NDArray[np.uint8]
 Arrays = dict[str, "npt.NDArray[np.generic] | list[U8]"]
@@ -28,15 +30,25 @@ class Feed:
     Args:
         recipe: Of the graph.
         records, headers, plan: As in `Backend.submit`.
+        in_part: Whether DALI decodes no more of a file than it needs. Then it gets only those in which it cannot
+            overlook damage.
 
     Attributes:
         records, headers, plan: As given.
     """
 
-    def __init__(self, recipe: Recipe, records: Sequence[Record], headers: Sequence[Header], plan: Plan) -> None:
+    def __init__(
+        self, recipe: Recipe, records: Sequence[Record], headers: Sequence[Header], plan: Plan, *, in_part: bool
+    ) -> None:
         self.records, self.headers, self.plan = records, headers, plan
-        self._recipe = recipe
-        self._native = np.array([header.native for header in headers], np.bool_)
+        self._recipe, self._in_part = recipe, in_part
+        self._native = np.array(
+            [
+                header.native and not (in_part and not is_one_plain_scan(cast("Encoded", record.data)))
+                for record, header in zip(records, headers, strict=True)
+            ],
+            np.bool_,
+        )
         self._upright = self._stored = locate(plan, recipe.interpolation)
         self._cut = self._upright.region
         self._transposed = np.zeros(len(plan), np.bool_)
@@ -113,7 +125,13 @@ class Feed:
 
     def alone(self, row: int) -> Feed:
         """The same for one row."""
-        return Feed(self._recipe, [self.records[row]], [self.headers[row]], self.plan.take(slice(row, row + 1)))
+        return Feed(
+            self._recipe,
+            [self.records[row]],
+            [self.headers[row]],
+            self.plan.take(slice(row, row + 1)),
+            in_part=self._in_part,
+        )
 
 
 def _view(record: Record) -> U8:

@@ -1,4 +1,4 @@
-"""Whether a decoder that reads only a part of a JPEG sees all that a decoder of the whole would judge it by."""
+"""The check that region decode needs, compiled: it is made for every image, and without the interpreter's lock."""
 
 from __future__ import annotations
 
@@ -14,17 +14,10 @@ _BLOCK = 1024
 
 @entry
 def is_one_plain_scan(data: Any) -> Any:
-    """Whether a JPEG is one Huffman-coded, sequential scan, undisturbed from its start to the end marker.
-
-    Between them only restart markers may stand, in their order, and only if the header announces them. A decoder of
-    the whole file stops or resynchronises at any other marker, and one that skips parts of the scan may not: of 6,000
-    damaged files it accepted 434 that the former refused, and 13 had other pixels; all of them had such markers. Errors
-    in the coded data itself are seen, and filled up, by both alike.
+    """`gpupipe.backends.plain_scan.is_one_plain_scan`, compiled.
 
     Args:
         data: uint8 (n,), read-only: a file whose header is `native`.
-
-    Source: ITU-T T.81, B.1.1 (marker assignments), B.2.1 (order of the segments) and E.1.4 (restart markers).
     """
     size = len(data)
     position, components, restart_interval = 2, 0, 0

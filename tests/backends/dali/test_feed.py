@@ -17,7 +17,7 @@ RECIPE = Recipe.train(size=32)
 
 def feed_of(recipe, records):
     headers, plan = planned(recipe, records)
-    return Feed(recipe, records, headers, plan)
+    return Feed(recipe, records, headers, plan, in_part=True)
 
 
 @pytest.mark.parametrize("kind", ["jpegs", "others"])
@@ -110,7 +110,7 @@ def test_feed_bad_file_costs_one_pixel_however_large_it_says_it_is():
     records = records_of([images.jpeg(images.photo(40, 50))])
     header = dataclasses.replace(scan(records[0].data), height=12_000, width=14_000)
     plan = plan_of((32, 32), [(0, 0, 12_000, 14_000)])
-    arrays = Feed(RECIPE, records, [header], plan).arrays({}, {0: "cannot be decoded"})
+    arrays = Feed(RECIPE, records, [header], plan, in_part=True).arrays({}, {0: "cannot be decoded"})
     assert (arrays["encoded"][0].size, arrays["raw"][0].shape) == (1, (1, 1, 3))
     assert not arrays["margin"][0], "would be made as large as the region"
     assert not arrays["native"][0]

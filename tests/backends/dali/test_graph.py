@@ -93,7 +93,7 @@ def test_graph_inputs_are_exactly_what_is_fed(name, exif):
     inputs = {given for given in inputs if not given.startswith("__Constant")}
     records = records_of([images.jpeg(images.photo(40, 50)), images.encode(images.photo(40, 50), "PNG")])
     headers, plan = planned(recipe, records)
-    feed = Feed(recipe, records, headers, plan)
+    feed = Feed(recipe, records, headers, plan, in_part=True)
     assert set(feed.arrays({1: feed.region(1)}, {})) == inputs
 
 

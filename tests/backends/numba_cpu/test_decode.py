@@ -172,35 +172,6 @@ def test_decoder_damaged_files_get_the_verdict_and_pixels_of_the_whole_decode():
     assert refused > 50
 
 
-def test_plain_scan_takes_what_is_sequential_and_whole():
-    for name, data in images.jpegs().items():
-        assert plain(data) == (not name.startswith("progressive")), name
-
-
-def test_plain_scan_refuses_stray_markers_wherever_they_are():
-    data = images.jpeg(images.photo(200, 300))
-    first, last = data.rfind(b"\xff\xda") + 14, len(data) - 3
-    for place in (first, first + 1023, first + 1024, first + 1025, (first + last) // 2, last - 1):
-        for marker in (0x01, 0xC4, 0xD0, 0xD8, 0xDA, 0xFE, 0xFF):
-            changed = bytearray(data)
-            changed[place : place + 2] = bytes([0xFF, marker])
-            if changed[place + 2 : place + 4] != b"\xff\xd9":
-                assert not plain(changed), (place, marker)
-
-
-def test_plain_scan_wants_restart_markers_in_their_order():
-    data = images.jpeg(images.photo(64, 80), restart_marker_blocks=2)
-    assert plain(data)
-    second = data.index(b"\xff\xd1", data.rfind(b"\xff\xda"))
-    assert not plain(data[: second + 1] + b"\xd4" + data[second + 2 :])
-    assert not plain(data.replace(b"\xff\xdd\0\4\0\2", b"\xff\xdd\0\4\0\0"))
-
-
-@pytest.mark.parametrize("size", range(0, 700, 7))
-def test_plain_scan_refuses_files_that_are_cut(size):
-    assert not plain(images.jpeg(images.photo(40, 60))[:size])
-
-
 def test_widened_stays_inside_and_keeps_what_was_asked_for():
     rng = np.random.default_rng(0)
     for _ in range(500):
