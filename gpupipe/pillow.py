@@ -7,6 +7,7 @@ import threading
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import cache
 from typing import TypeVar
 
 import numpy as np
@@ -16,6 +17,15 @@ from gpupipe.errors import DecodeError
 from gpupipe.records import Encoded, Pixels
 
 T = TypeVar("T")
+
+# What Pillow may take a file for, tried in this order: the formats that pictures come in. Not among them are those for
+# which it starts another program (EPS runs Ghostscript) or hands the file to whatever library is registered for it
+# (WMF, BUFR, GRIB, HDF5), and those that no data set has. Left to itself Pillow tries all it knows, in an order that
+# depends on what the program imported before.
+FORMATS = (
+    *("JPEG", "PNG", "GIF", "BMP", "DIB", "PPM", "TIFF", "WEBP", "AVIF", "JPEG2000"),
+    *("ICO", "CUR", "ICNS", "TGA", "PCX", "QOI", "SGI", "SUN", "DDS", "PSD"),
+)
 
 _TRIES = 10
 
@@ -82,7 +92,8 @@ def use_image(data: Encoded | Pixels, use: Callable[[Image.Image], T]) -> T:
         What `use` returned.
 
     Raises:
-        DecodeError: Pillow could not identify the bytes, or failed in `use`.
+        DecodeError: Pillow could not identify the bytes as one of `FORMATS`, or of those that the program registered
+            itself; or it failed in `use`.
     """
 
     def work() -> T:
@@ -97,7 +108,7 @@ def use_image(data: Encoded | Pixels, use: Callable[[Image.Image], T]) -> T:
         raise
     except UnidentifiedImageError as error:
         raise DecodeError(
-            f"no image format that Pillow knows ({len(data)} bytes that begin with {bytes(data[:8])!r})"
+            f"no image format that is read here ({len(data)} bytes that begin with {bytes(data[:8])!r})"
         ) from error
     except Exception as error:
         # Pillow's plugins raise nearly everything on damaged files: OSError, SyntaxError, ValueError, EOFError,
@@ -106,4 +117,20 @@ def use_image(data: Encoded | Pixels, use: Callable[[Image.Image], T]) -> T:
 
 
 def _opened(data: Encoded | Pixels) -> Image.Image:
-    return Image.fromarray(data) if isinstance(data, np.ndarray) else Image.open(io.BytesIO(data))
+    if isinstance(data, np.ndarray):
+        return Image.fromarray(data)
+    try:
+        return Image.open(io.BytesIO(data), formats=_known_formats())
+    except UnidentifiedImageError:
+        added = [name for name, (factory, _) in Image.OPEN.items() if not factory.__module__.startswith("PIL.")]
+        if not added:
+            raise
+        # A plugin that the program registered itself, as pillow_heif does, is one that it wants.
+        return Image.open(io.BytesIO(data), formats=added)
+
+
+@cache
+def _known_formats() -> tuple[str, ...]:
+    """Those of `FORMATS` that this Pillow has: AVIF came with 11.3."""
+    Image.init()
+    return tuple(name for name in FORMATS if name in Image.OPEN)

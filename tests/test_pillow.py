@@ -13,7 +13,7 @@ from PIL import Image
 
 from gpupipe.decode import pillow_rgb
 from gpupipe.errors import DecodeError
-from gpupipe.pillow import _PillowWarning, silenced, use_image
+from gpupipe.pillow import FORMATS, _PillowWarning, silenced, use_image
 from tests import images
 
 # Pillow warns when it makes RGB of this one: that its transparency is lost.
@@ -128,3 +128,37 @@ def test_use_image_of_no_image_says_what_it_begins_with():
         use_image(b"<html>not", lambda image: image)
     with pytest.raises(DecodeError, match="empty"):
         use_image(memoryview(b""), lambda image: image)
+
+
+EPS = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 20 10\n%%EndComments\n/a 1 def\nshowpage\n%%EOF\n"
+
+
+def test_use_image_of_eps_is_refused_and_starts_no_program(tmp_path, monkeypatch):
+    """Pillow runs whatever is called `gs` on the path to draw these."""
+    trace = tmp_path / "started"
+    ghostscript = tmp_path / "gs"
+    ghostscript.write_text(f"#!/bin/sh\ntouch {trace}\n")
+    ghostscript.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    Image.init()  # all plugins are there, that of EPS included
+    assert "EPS" in Image.OPEN
+    preview = struct.pack("<IIIIIIIH", 0xC6D3D0C5, 30, len(EPS), 0, 0, 0, 0, 0xFFFF) + EPS
+    for data in (EPS, preview):
+        with pytest.raises(DecodeError, match="no image format that is read here"):
+            pillow_rgb(data)
+    assert not trace.exists()
+
+
+def test_use_image_knows_formats_of_pillow_only_and_those_registered_by_others(monkeypatch):
+    own = {name for name, (factory, _) in Image.OPEN.items() if factory.__module__.startswith("PIL.")}
+    assert set(FORMATS) <= own
+    with pytest.raises(DecodeError):
+        pillow_rgb(b"theirs, 8 x 4")
+
+    def opened(_file, _name):
+        return Image.new("RGB", (8, 4), "red")
+
+    monkeypatch.setattr(Image, "ID", Image.ID[:])
+    monkeypatch.setattr(Image, "OPEN", Image.OPEN.copy())
+    Image.register_open("THEIRS", opened, lambda prefix: prefix.startswith(b"theirs"))
+    assert pillow_rgb(b"theirs, 8 x 4").shape == (4, 8, 3)
