@@ -1,0 +1,94 @@
+"""Labels that are given beside the images: checked once, handed out one by one."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from gpupipe.errors import ConfigError, SourceError
+
+GivenLabels = str | os.PathLike[str] | npt.ArrayLike
+
+
+def given_labels(labels: GivenLabels, count: int, uri: str) -> npt.NDArray[Any]:
+    """The labels of `count` records as an array.
+
+    Args:
+        labels: Numbers, (count, ...): an array, a sequence, or the path of an ``.npy`` file.
+        count: How many records there are.
+        uri: Of the data set, for messages.
+
+    Returns:
+        (count, ...), integers, floats or booleans. A copy, unless it was read from a file.
+
+    Raises:
+        ConfigError: They are no numbers, or not `count` of them.
+        SourceError: The file cannot be read. Nothing is unpickled.
+    """
+    if isinstance(labels, str | os.PathLike):
+        path = os.path.abspath(os.path.expanduser(os.fspath(labels)))
+        try:
+            array = np.load(path, allow_pickle=False)
+        except (OSError, ValueError, EOFError) as error:
+            raise SourceError(
+                f"the labels in {path!r} cannot be read: {error}. It must be an .npy file of numbers, as np.save "
+                "writes it",
+                uri=uri,
+            ) from error
+        named = f"labels of {path!r}"
+    else:
+        try:
+            array = np.array(labels)
+        except ValueError as error:  # ragged
+            raise _bad_labels(labels, f"make no array: {error}", count, uri) from error
+        named = "labels"
+    if not isinstance(array, np.ndarray) or array.dtype.kind not in "iufb":
+        raise _bad_labels(labels, f"are of {getattr(array, 'dtype', type(array).__name__)}", count, uri)
+    if array.shape[:1] != (count,):
+        raise _bad_labels(labels, f"have the shape {array.shape}", count, uri, named)
+    return array
+
+
+def _bad_labels(labels: object, what: str, count: int, uri: str, named: str = "labels") -> ConfigError:
+    allowed = f"numbers, one (or one row) for each of the {count} records of {uri}"
+    return ConfigError(f"{named} {what}: they must be {allowed}", field="labels", value=labels, allowed=allowed)
+
+
+def record_label(labels: npt.NDArray[Any] | None, index: int) -> Any:
+    """The label of one record: a Python number, a row that is the caller's to keep, or None if there are none."""
+    if labels is None:
+        return None
+    return labels[index].item() if labels.ndim == 1 else labels[index].copy()
+
+
+def stacked(labels: Sequence[Any]) -> npt.NDArray[Any]:
+    """One array of labels that were read one by one.
+
+    Args:
+        labels: All integers; or all numbers; or all lists of numbers, of the same length.
+
+    Returns:
+        int64 (n, ...); where there are floats, float64 (n,) for numbers, and float32 (n, length) for lists, as losses
+        on several labels want them.
+
+    Raises:
+        ValueError: They are something else, or an integer does not fit; it says what.
+
+    >>> stacked([3, 1]).dtype, stacked([3, 0.5]).dtype, stacked([[0, 1], [1, 0]]).shape
+    (dtype('int64'), dtype('float64'), (2, 2))
+    """
+    try:
+        array = np.array(labels)
+    except ValueError as error:
+        raise ValueError("numbers and lists, or lists of several lengths") from error
+    if array.dtype.kind not in "if":
+        raise ValueError(f"values of {array.dtype} where numbers are expected")
+    if array.dtype.kind == "i":
+        return array.astype(np.int64)
+    if not np.isfinite(array).all():
+        raise ValueError("values that are not finite")
+    return array.astype(np.float64 if array.ndim == 1 else np.float32)

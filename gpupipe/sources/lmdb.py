@@ -1,0 +1,517 @@
+"""LMDB environments: those that gpupipe packed, and those of others.
+
+The layout of a packed environment, for who writes one:
+
+- ``db_key(key)`` -> the bytes of the image file, for each record;
+- ``db_key(key, column)`` -> the value of a further column, as `gpupipe.sources.values.to_bytes` makes it; a None is
+  not stored;
+- beside the data, at `index_path`, what `write_index` wrote: the keys in the order of the records, their labels, sizes
+  and shapes, the kind of each column, and the names of the classes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import threading
+import weakref
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from gpupipe.errors import ConfigError, RecordError, SourceError
+from gpupipe.records import Encoded, Record
+from gpupipe.sources.base import check_index
+from gpupipe.sources.folder import IMG_EXTENSIONS
+from gpupipe.sources.labels import GivenLabels, given_labels, record_label, stacked
+from gpupipe.sources.table import Strings, Table
+from gpupipe.sources.values import from_bytes, to_bytes
+
+# What `write_index` and `_scan` name their tables.
+PACKED, FOREIGN = "gpupipe lmdb", "foreign lmdb"
+MAX_KEY_BYTES = 511  # LMDB's, as it is built everywhere
+
+_log = logging.getLogger("gpupipe")
+
+
+# --- the layout ---
+
+
+def index_path(path: str | os.PathLike[str]) -> str:
+    """Where the index of an environment is: inside its folder, or beside its file (``subdir=False``)."""
+    path = os.fspath(path)
+    return os.path.join(path, "index.npz") if os.path.isdir(path) else f"{path}.index.npz"
+
+
+def db_key(key: str, column: str | None = None) -> bytes:
+    r"""The key in the database of a record's image, or of one of its columns.
+
+    LMDB takes 1 to 511 bytes. What is longer, or empty, is stored under a zero byte and its SHA-256.
+
+    Args:
+        key: Of the record; without a zero character.
+        column: Name of a column; None for the image.
+
+    >>> db_key("cat/1.jpg"), db_key("cat/1.jpg", "caption")
+    (b'cat/1.jpg', b'cat/1.jpg\x00caption')
+    """
+    name = (key if column is None else f"{key}\0{column}").encode("utf-8", "surrogateescape")
+    if 0 < len(name) <= MAX_KEY_BYTES:
+        return name
+    return b"\0" + hashlib.sha256(name).hexdigest().encode()
+
+
+def entries_of(
+    key: str, data: Encoded, columns: Mapping[str, Any], kinds: Mapping[str, str]
+) -> Iterator[tuple[bytes, bytes]]:
+    """Keys and values of the database that make one record.
+
+    Args:
+        key: Of the record.
+        data: The bytes of the image file.
+        columns: Its further values.
+        kinds: Of each column, as for `write_index`.
+
+    Raises:
+        SourceError: A value is not of its column's kind.
+    """
+    yield db_key(key), bytes(data)
+    for name, kind in kinds.items():
+        if (value := columns.get(name)) is not None:
+            yield db_key(key, name), to_bytes(value, kind)
+
+
+def write_index(
+    path: str | os.PathLike[str],
+    table: Table,
+    *,
+    columns: Mapping[str, str] | None = None,
+    classes: Sequence[str] | None = None,
+) -> None:
+    """Write the index of a packed environment; last, since it is what makes the environment a packed one.
+
+    Args:
+        path: The environment's folder or file.
+        table: Keys in the order of the records, labels; sizes and shapes where they are known. Its `meta` is kept.
+        columns: The kind of each column, by name; see `gpupipe.sources.values.kind_of`.
+        classes: Names of the classes in the order of their numbers.
+
+    Raises:
+        SourceError: It cannot be written.
+    """
+    meta = {
+        **table.meta,
+        "layout": PACKED,
+        "columns": dict(columns or {}),
+        "classes": None if classes is None else list(classes),
+    }
+    replace(table, meta=meta).save(index_path(path))
+
+
+# --- the source ---
+
+
+class LmdbSource:
+    """Encoded images in an LMDB environment.
+
+    An environment that gpupipe packed has an index: keys, labels, columns and classes are known. In any other one, the
+    entries are listed once, in the order of LMDB's keys (by bytes):
+
+    - If any key ends in an image extension, those are the images, and entries that differ from one in the extension
+      alone belong to it, as in webdataset: ``a/b.jpg``, its label in ``a/b.cls`` (an integer, a float, or a JSON list),
+      and columns on request, such as ``a/b.txt`` or ``a/b.json``. What belongs to no image is counted in a warning.
+    - Otherwise every entry is an image without a label, except for names like ``__len__``.
+
+    That list is kept beside the environment, where that can be written to, and made anew when the environment changed.
+
+    A record's data is a copy: LMDB's own buffers end with their transaction, and a copy of 100 KB takes 8 us, where
+    decoding takes hundreds. Nothing is ever unpickled.
+
+    The environment is opened read-only and without locks, so it also opens on read-only file systems; in return it must
+    not be written to meanwhile. Sources of one environment share one handle in each process, as LMDB demands.
+
+    Args:
+        path: The environment: a folder with ``data.mdb``, or a single file (``subdir=False`` in LMDB).
+        labels: Labels, (n, ...), in the order of the records, that take the place of the environment's own: an array,
+            a sequence, or the path of an ``.npy`` file.
+        columns: Which columns the records have. None: all of a packed environment, none of any other one.
+
+    Attributes:
+        path: Absolute path.
+        classes: Names of the classes, or None if they are not known.
+
+    Raises:
+        ConfigError: The package `lmdb` is missing; labels that do not fit; columns that are not there.
+        SourceError: No such environment, or it is damaged, or cut off, or open elsewhere in this process.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        labels: GivenLabels | None = None,
+        columns: Sequence[str] | None = None,
+    ) -> None:
+        self.path = os.path.abspath(os.path.expanduser(os.fsdecode(path)))
+        self._shared: _Shared | None = _shared_environment(self.path)
+        self._table = _table_of(self.path, self._shared)
+        self._packed = self._table.meta["layout"] == PACKED
+        if labels is not None:
+            self._table = replace(self._table, labels=given_labels(labels, len(self), self.path))
+        self._labels = self._table.labels
+        self._columns = self._chosen(columns)
+        self.classes: list[str] | None = self._table.meta.get("classes") if labels is None else None
+
+    def _chosen(self, columns: Sequence[str] | None) -> dict[str, str]:
+        """Kind of each column that the records have."""
+        known: dict[str, str] = self._table.meta["columns"]
+        if columns is None:
+            return dict(known) if self._packed else {}
+        if isinstance(columns, str) or any(name not in known for name in columns):
+            raise ConfigError(
+                f"columns={columns!r} is not valid: it must be a sequence of those that {self.path} has: "
+                f"{', '.join(map(repr, known)) or 'none'}",
+                field="columns",
+                value=columns,
+                allowed=tuple(known),
+            )
+        return {name: known[name] for name in columns}
+
+    def __repr__(self) -> str:
+        return f"LmdbSource({self.path!r}: {len(self)} images)"
+
+    def __len__(self) -> int:
+        return len(self._table)
+
+    def __getitem__(self, index: int) -> Record:
+        index = check_index(index, len(self))
+        key = self._table.keys[index]
+        names = [db_key(key), *(self._column_key(key, name) for name in self._columns)]
+        data, *stored = self._read(names, index)
+        if data is None:
+            raise self._bad(f"there is no entry {names[0]!r}: the environment is not the one that was indexed", index)
+        if _is_pickle(data):
+            raise self._bad(
+                "its value is a Python pickle, which can run any code and is never read here. Write the bytes of the "
+                "image alone under its key, with the label in another entry (key.jpg, key.cls) or in labels=",
+                index,
+            )
+        columns = {}
+        for (name, kind), value in zip(self._columns.items(), stored, strict=True):
+            try:
+                columns[name] = None if value is None else from_bytes(value, kind)
+            except ValueError as error:
+                raise self._bad(f"column {name!r} is no {kind}: {error}", index) from error
+        label = record_label(self._labels, index)
+        return Record(data=data, label=label, index=index, key=key, path=self.path, columns=columns)
+
+    def _column_key(self, key: str, column: str) -> bytes:
+        return db_key(key, column) if self._packed else _sibling(db_key(key), column)
+
+    def _read(self, names: list[bytes], index: int) -> list[bytes | None]:
+        import lmdb
+
+        try:
+            # A transaction of its own for each record costs 1 us, and none is left open that could grow stale.
+            with self._environment().begin() as transaction:
+                return [transaction.get(name) for name in names]
+        except lmdb.Error as error:
+            raise self._bad(f"LMDB: {error}. Copy the environment anew, or repair it", index) from error
+
+    def _bad(self, what: str, index: int) -> RecordError:
+        key = self.key(index)
+        return RecordError(
+            f"record {index} ({key!r} of {self.path!r}) cannot be read: {what}",
+            uri=self.path,
+            index=index,
+            key=key,
+            path=self.path,
+        )
+
+    def _environment(self) -> Any:
+        shared = self._shared
+        if shared is None or shared.process != os.getpid():
+            shared = self._shared = _shared_environment(self.path)
+        return shared.environment
+
+    def key(self, index: int) -> str:
+        """The key of a record, without reading it."""
+        return self._table.keys[check_index(index, len(self))]
+
+    @property
+    def uri(self) -> str:
+        """The absolute path of the environment."""
+        return self.path
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """Names of the columns."""
+        return tuple(self._columns)
+
+    @property
+    def labels(self) -> npt.NDArray[Any] | None:
+        """The labels, (n, ...), in a new array; None where there are none."""
+        return None if self._labels is None else self._labels.copy()
+
+    @property
+    def sizes_bytes(self) -> npt.NDArray[np.int64] | None:
+        """Bytes of each image, int64 (n,)."""
+        return self._table.sizes_bytes
+
+    @property
+    def shapes_px(self) -> npt.NDArray[np.int32] | None:
+        """Height and width of each image, int32 (n, 2), as far as the packer knew them."""
+        return self._table.shapes_px
+
+    @property
+    def fingerprint(self) -> str:
+        """A hash of the keys and labels in their order."""
+        return self._table.fingerprint
+
+    def close(self) -> None:
+        """Let go of the environment, which closes once no other source and no read uses it."""
+        self._shared = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_shared": None}
+
+
+# --- handles ---
+
+
+class _Shared:
+    """One environment in one process. It closes with the last reference to it, those of running reads included."""
+
+    def __init__(self, environment: Any) -> None:
+        self.environment = environment
+        self.process = os.getpid()
+
+
+# By device and inode: LMDB must not open an environment twice in a process.
+_shared: weakref.WeakValueDictionary[tuple[int, int], _Shared] = weakref.WeakValueDictionary()
+_lock = threading.Lock()
+
+
+def _new_lock() -> None:
+    global _lock
+    _lock = threading.Lock()
+
+
+if hasattr(os, "register_at_fork"):
+    # Another thread of the parent may hold the lock at the time of a fork; in the child nobody would ever release it.
+    os.register_at_fork(after_in_child=_new_lock)
+
+
+def _shared_environment(path: str) -> _Shared:
+    """The environment at `path` in this process."""
+    data = os.path.join(path, "data.mdb") if os.path.isdir(path) else path
+    try:
+        found = os.stat(data)
+    except OSError as error:
+        raise SourceError(f"{data!r} cannot be opened: {error.strerror}", uri=path) from error
+    place = (found.st_dev, found.st_ino)
+    with _lock:
+        shared = _shared.get(place)
+        if shared is not None and shared.process != os.getpid():
+            # Inherited by a fork. Without locks, closing it here changes nothing for the parent.
+            shared.environment.close()
+            shared = None
+        if shared is None:
+            shared = _shared[place] = _Shared(_open(path, data, found.st_size))
+        return shared
+
+
+def _open(path: str, data: str, size_bytes: int) -> Any:
+    try:
+        import lmdb
+    except ImportError as error:
+        raise ConfigError(
+            f"{path!r} is an LMDB environment, and the package `lmdb` is not installed: pip install 'gpupipe[lmdb]'",
+            field="source",
+            value=path,
+            allowed="lmdb installed",
+        ) from error
+    try:
+        environment = lmdb.open(
+            path,
+            subdir=data != path,
+            readonly=True,
+            create=False,
+            lock=False,
+            readahead=False,  # it reads ahead what lies beside, which random order seldom wants
+            max_spare_txns=16,
+        )
+    except lmdb.Error as error:
+        raise SourceError(
+            f"the LMDB environment {path!r} cannot be opened: {error}. If this program has it open itself, close that "
+            "first: LMDB allows one handle in a process",
+            uri=path,
+        ) from error
+    # Reading behind the end of a file that is mapped ends the process (SIGBUS).
+    expected = (environment.info()["last_pgno"] + 1) * environment.stat()["psize"]
+    if size_bytes < expected:
+        environment.close()
+        raise SourceError(
+            f"{data!r} has {size_bytes} bytes of {expected}: it was cut off. Copy it anew",
+            uri=path,
+        )
+    return environment
+
+
+# --- the index ---
+
+
+def _table_of(path: str, shared: _Shared) -> Table:
+    """The index of an environment, made if there is none."""
+    place = index_path(path)
+    table = None
+    if os.path.isfile(place):
+        table = Table.load(place)
+        layout = table.meta.get("layout")
+        if layout == PACKED:
+            entries = shared.environment.stat()["entries"]
+            if entries < len(table):
+                raise SourceError(
+                    f"{path!r} has {entries} entries, and its index lists {len(table)} images: pack it anew, or remove "
+                    f"{place!r} to open it without labels",
+                    uri=path,
+                )
+            return table
+        if layout != FOREIGN:
+            raise SourceError(
+                f"{place!r} belongs to something else ({layout!r}): move it away from the LMDB environment", uri=path
+            )
+    state = _state_of(path, shared)
+    if table is None or table.meta["state"] != state:
+        table = _scan(path, shared, state)
+        # Where it cannot be kept, it is made anew each time.
+        with suppress(SourceError):
+            table.save(place)
+    return table
+
+
+def _state_of(path: str, shared: _Shared) -> list[int]:
+    """What changes with an environment. A new one by the same program has the same entries and transactions."""
+    data = os.path.join(path, "data.mdb") if os.path.isdir(path) else path
+    found = os.stat(data)
+    last = shared.environment.info()["last_txnid"]
+    return [shared.environment.stat()["entries"], last, found.st_size, found.st_mtime_ns]
+
+
+def _scan(path: str, shared: _Shared, state: list[int]) -> Table:
+    """List an environment of others."""
+    import lmdb
+
+    names: list[bytes] = []
+    sizes: list[int] = []
+    try:
+        with shared.environment.begin(buffers=True) as transaction:
+            for name, value in transaction.cursor():
+                names.append(bytes(name))
+                sizes.append(len(value))
+            if len(set(names)) < len(names):
+                raise SourceError(
+                    f"{path!r} has several values under one key (DUPSORT), which is no layout for images", uri=path
+                )
+            images, others = _sorted_out(names)
+            if not images:
+                raise SourceError(f"{path!r} has no images: {len(names)} entries", uri=path)
+            chosen = [names[number] for number in images]
+            labels = _labels_of(path, transaction, chosen, {names[number] for number in others})
+    except lmdb.Error as error:
+        raise SourceError(f"{path!r} cannot be listed: {error}. Copy the environment anew", uri=path) from error
+    columns, strays = _columns_of(chosen, [names[number] for number in others])
+    if strays:
+        _log.warning(
+            "%s: %d of %d entries belong to no image and are left out, the first of them %r",
+            path,
+            len(strays),
+            len(names),
+            strays[0],
+        )
+    ends = np.fromiter((len(name) + 1 for name in chosen), np.int64, len(chosen)).cumsum() - 1
+    return Table(
+        keys=Strings(b"\0".join([*chosen, b""]), ends),
+        labels=labels,
+        sizes_bytes=np.array([sizes[number] for number in images], np.int64),
+        meta={"layout": FOREIGN, "state": state, "columns": columns},
+    )
+
+
+def _sorted_out(names: list[bytes]) -> tuple[list[int], list[int]]:
+    """Positions of the images, and of all else."""
+    endings = tuple(ending.encode() for ending in IMG_EXTENSIONS)
+    images = [number for number, name in enumerate(names) if name.lower().endswith(endings)]
+    if not images:
+        images = [number for number, name in enumerate(names) if not (name[:2] == b"__" == name[-2:])]
+    chosen = set(images)
+    return images, [number for number in range(len(names)) if number not in chosen]
+
+
+def _split(name: bytes) -> tuple[bytes, bytes]:
+    """Folder and basename up to its first dot, and what follows: webdataset's rule."""
+    folder, slash, base = name.rpartition(b"/")
+    stem, _, ending = base.partition(b".")
+    return folder + slash + stem, ending
+
+
+def _sibling(image: bytes, ending: str) -> bytes:
+    return _split(image)[0] + b"." + ending.encode()
+
+
+def _labels_of(path: str, transaction: Any, images: list[bytes], others: set[bytes]) -> npt.NDArray[Any] | None:
+    """The labels in the .cls entries, None if there are none."""
+    names = [_sibling(image, "cls") for image in images]
+    missing = [image for image, name in zip(images, names, strict=True) if name not in others]
+    if len(missing) == len(images):
+        return None
+    if missing:
+        raise SourceError(
+            f"{path!r} has no label (.cls) for {len(missing)} of {len(images)} images, the first of them {missing[0]!r}"
+            ": write them, or give labels=",
+            uri=path,
+        )
+    found = []
+    for name in names:
+        text = bytes(transaction.get(name))
+        try:
+            found.append(json.loads(text))
+        except ValueError as error:
+            raise SourceError(
+                f"{path!r} has the label {text[:50]!r} under {name!r}: it must be a number or a JSON list of numbers",
+                uri=path,
+            ) from error
+    try:
+        return stacked(found)
+    except ValueError as error:
+        raise SourceError(
+            f"the labels (.cls) in {path!r} are {error}: they must be all numbers, or all lists of the same length",
+            uri=path,
+        ) from error
+
+
+def _columns_of(images: list[bytes], others: list[bytes]) -> tuple[dict[str, str], list[bytes]]:
+    """Kind of each column that entries beside the images make, and the entries that belong to no image."""
+    stems = {_split(image)[0] for image in images}
+    kinds = {"txt": "str", "json": "json", "cls": "json", "npy": "array"}
+    columns: dict[str, str] = {}
+    strays = []
+    for name in others:
+        stem, ending = _split(name)
+        if stem in stems and ending:
+            text = ending.decode("utf-8", "surrogateescape")
+            columns[text] = kinds.get(text, "bytes")
+        else:
+            strays.append(name)
+    return columns, strays
+
+
+def _is_pickle(value: bytes) -> bool:
+    """Whether it begins as pickles do since protocol 2, and ends as they all do. No image file begins with 0x80."""
+    return value[:1] == b"\x80" and value[1:2] in (b"\2", b"\3", b"\4", b"\5") and value[-1:] == b"."
