@@ -42,7 +42,10 @@ if TYPE_CHECKING:
     from gpupipe.sampling.cost import CostAware as CostAware
     from gpupipe.sampling.cost import measure_costs as measure_costs
     from gpupipe.sampling.samplers import Sharding as Sharding
+    from gpupipe.sampling.samplers import ShardOrder as ShardOrder
     from gpupipe.sampling.samplers import Weighted as Weighted
+    from gpupipe.sampling.shuffle_quality import ShuffleQuality as ShuffleQuality
+    from gpupipe.sampling.shuffle_quality import shuffle_quality as shuffle_quality
     from gpupipe.sources import open_source as open_source
     from gpupipe.sources.folder import ImageFolder as ImageFolder
 
@@ -76,7 +79,9 @@ _PUBLIC = {
     "RecordError": "gpupipe.errors",
     "Report": "gpupipe.parity",
     "Resize": "gpupipe.recipe",
+    "ShardOrder": "gpupipe.sampling.samplers",
     "Sharding": "gpupipe.sampling.samplers",
+    "ShuffleQuality": "gpupipe.sampling.shuffle_quality",
     "SourceError": "gpupipe.errors",
     "StateError": "gpupipe.errors",
     "Weighted": "gpupipe.sampling.samplers",
@@ -84,6 +89,7 @@ _PUBLIC = {
     "make_plan": "gpupipe.plan",
     "measure_costs": "gpupipe.sampling.cost",
     "open_source": "gpupipe.sources",
+    "shuffle_quality": "gpupipe.sampling.shuffle_quality",
 }
 
 __all__ = [*sorted(_PUBLIC), "__version__"]

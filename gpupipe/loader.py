@@ -123,7 +123,7 @@ class Loader:
             self._source,
             shuffle=bool(shuffle),
             seed=self._seed,
-            scope=self._sharding.sampler_scope,
+            sharding=self._sharding,
             ranks=self._ranks,
             batch_size=self._batch_size,
         )

@@ -40,6 +40,8 @@ class Op(IntEnum):
     JITTER = 4
     GREYSCALE = 5
     SUBSTITUTE = 6
+    SHARDS = 7
+    WINDOWS = 8
 
 
 def check_seed(seed: object) -> int:
@@ -135,3 +137,20 @@ def uniforms(
     for position, word in enumerate(philox(counter, (seed, KEY_DOMAIN))):
         np.multiply(word >> np.uint64(11), 2.0**-53, out=out[:, position])
     return out
+
+
+def stream(op: Op, *, seed: int, epoch: int, number: int) -> np.random.Philox:
+    """Words in a row, for what is drawn once an epoch rather than for each sample.
+
+    NumPy promises that the words of a bit generator stay the same in all its versions; of its distributions and
+    shuffles it does not. `random_raw(n)` yields the words behind `uniforms` for occurrence 0, block after block.
+
+    Args:
+        op: What they are for.
+        seed, epoch: In [0, 2**63).
+        number: Which of several streams, in the place of a sample's index.
+    """
+    before = first_counter_word(op, 0, 0) - 1  # NumPy counts up before it draws
+    return np.random.Philox(
+        key=np.array([seed, KEY_DOMAIN], np.uint64), counter=np.array([before, epoch, number, 0], np.uint64)
+    )

@@ -78,3 +78,16 @@ class MemorySource:
 
     def close(self):
         pass
+
+
+class ShardedSource(MemorySource):
+    """The same in tar shards of these sizes; `read` holds the indices in the order in which they were asked for."""
+
+    def __init__(self, sizes):
+        super().__init__(int(sum(sizes)))
+        self.shard_starts = np.cumsum([0, *sizes])
+        self.read = []
+
+    def __getitem__(self, index):
+        self.read.append(index)
+        return super().__getitem__(index)

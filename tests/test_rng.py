@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from gpupipe import rng
 from gpupipe.errors import ConfigError
-from gpupipe.rng import KEY_DOMAIN, Op, check_seed, first_counter_word, philox, uniforms
+from gpupipe.rng import KEY_DOMAIN, Op, check_seed, first_counter_word, philox, stream, uniforms
 
 WORD = st.integers(0, 2**64 - 1)
 # Where 32-bit halves and carries go wrong: around powers of two.
@@ -102,7 +102,7 @@ def test_uniforms_keys_that_differ_anywhere_share_no_number():
                         for number in numbers[:, :, sample].ravel():
                             key = (seed, epoch, op, ordinal, *pair)
                             assert seen.setdefault(float(number), key) == key
-    assert len(seen) == 4 * 4 * 5 * 2 * 16 * 8
+    assert len(seen) == 4 * 4 * len(Op) * 2 * 16 * 8
 
 
 def test_uniforms_of_neighbouring_keys_are_uncorrelated():
@@ -129,6 +129,9 @@ def test_op_values_are_part_of_the_pixels():
         "VERTICAL_FLIP": 3,
         "JITTER": 4,
         "GREYSCALE": 5,
+        "SUBSTITUTE": 6,
+        "SHARDS": 7,
+        "WINDOWS": 8,
     }
 
 
@@ -158,3 +161,12 @@ def test_check_seed_all_else_is_refused(seed):
         check_seed(seed)
     assert caught.value.field == "seed"
     assert caught.value.value is seed
+
+
+@given(seed=INDEX, epoch=INDEX, number=INDEX, op=st.sampled_from(list(Op)))
+def test_stream_is_the_words_of_philox_block_after_block(seed, epoch, number, op):
+    blocks = 5
+    counter = np.array([(first_counter_word(op, 0, block), epoch, number, 0) for block in range(blocks)], np.uint64)
+    expected = np.stack(philox(tuple(counter.T), (seed, KEY_DOMAIN)), axis=1).ravel()
+    found = stream(op, seed=seed, epoch=epoch, number=number)
+    assert [int(found.random_raw()), *found.random_raw(4 * blocks - 1).tolist()] == expected.tolist()

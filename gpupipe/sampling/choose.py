@@ -7,7 +7,8 @@ from gpupipe.sampling.cost import CostAware, CostOrdering, Records
 from gpupipe.sampling.handed_in import HandedOrdering
 from gpupipe.sampling.orders import Ordering
 from gpupipe.sampling.rank import Ranks
-from gpupipe.sampling.samplers import DefaultOrdering, Scope, Weighted, WeightedOrdering
+from gpupipe.sampling.samplers import DefaultOrdering, Sharding, Weighted, WeightedOrdering
+from gpupipe.sampling.shard_order import ShardOrdering, shard_starts_of
 
 
 def choose_ordering(
@@ -16,7 +17,7 @@ def choose_ordering(
     *,
     shuffle: bool,
     seed: int,
-    scope: Scope,
+    sharding: Sharding,
     ranks: Ranks,
     batch_size: int,
 ) -> Ordering:
@@ -26,7 +27,8 @@ def choose_ordering(
         sampler: `Weighted`, `CostAware`, indices, an iterable of indices, or None for the default order.
         source: The data set.
         shuffle, seed: As in `Loader`.
-        scope: Whose order a sampler yields; "rank" needs one that was handed in.
+        sharding: Whose order a sampler yields ("rank" needs one that was handed in), or whether shards are read one
+            after another.
         ranks: This process.
         batch_size: On each rank.
 
@@ -42,6 +44,15 @@ def choose_ordering(
             value=True,
             allowed=False,
         )
+    scope, shards = sharding.sampler_scope, sharding.shard_order
+    if sampler is not None and shards is not None:
+        raise ConfigError(
+            f"sharding.order='shards' and sampler={type(sampler).__name__} exclude each other, because the sampler "
+            "decides the order: leave one of them out",
+            field="sharding.order",
+            value=sharding.order,
+            allowed="global",
+        )
     if scope == "rank" and not handed_in:
         raise ConfigError(
             "sharding.sampler_scope='rank' says that sampler= yields this rank's own part, but "
@@ -51,6 +62,9 @@ def choose_ordering(
             value=scope,
             allowed="global",
         )
+    if shards is not None:
+        starts = shard_starts_of(source)
+        return ShardOrdering(shards, starts, shuffle=shuffle, seed=seed, world_size=ranks.world_size)
     if sampler is None:
         return DefaultOrdering(len(source), shuffle=shuffle, seed=seed)
     if isinstance(sampler, Weighted):

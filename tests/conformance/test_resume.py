@@ -20,11 +20,13 @@ import gpupipe as gp
 from gpupipe import backends
 from gpupipe.errors import ConfigError, StateError
 from tests import available
-from tests.fakes import FakeBackend, MemorySource
+from tests.fakes import FakeBackend, MemorySource, ShardedSource
 from tests.samplers import EpochSampler, ForgetfulSampler, RASampler, StatefulSampler
 
 RECIPE = gp.Recipe.train(size=16)
-LENGTH = 37
+SHARD_SIZES = (10, 0, 1, 20, 6)
+LENGTH = sum(SHARD_SIZES)
+SHARDS = gp.ShardOrder(lanes=12, window=5)  # any number of processes up to four can share these lanes
 
 
 def generator():
@@ -46,6 +48,8 @@ ORDERS = {
     "set_epoch": lambda: {"sampler": EpochSampler(LENGTH)},
     "own state": lambda: {"sampler": StatefulSampler(LENGTH)},
     "cost": lambda: {"sampler": gp.CostAware(np.arange(LENGTH) ** 2, window=3)},
+    "shards": lambda: {"shuffle": True, "order": SHARDS},
+    "shards in turn": lambda: {"order": SHARDS},
 }
 each_order = pytest.mark.parametrize("order", ORDERS)
 
@@ -64,15 +68,17 @@ def fake_backend():
 
 
 def make(order, *, rank=0, world_size=1, pad="repeat", batch_size=4, **arguments):
+    ordered_by = ORDERS[order]()
+    shards = ordered_by.pop("order", "global")
     return gp.Loader(
-        MemorySource(LENGTH),
+        ShardedSource(SHARD_SIZES),
         RECIPE,
         batch_size=batch_size,
         seed=3,
         fields=("image", "index", "valid"),
         backend="torchvision",
-        sharding=gp.Sharding(rank=rank, world_size=world_size, pad=pad),
-        **ORDERS[order](),
+        sharding=gp.Sharding(rank=rank, world_size=world_size, pad=pad, order=shards),
+        **ordered_by,
         **arguments,
     )
 
@@ -286,16 +292,44 @@ class Change:
         Change("random", {"sampler": RandomSampler(range(LENGTH))}, "had a generator of its own"),
         Change("own state", {"sampler": ForgetfulSampler(LENGTH)}, "had a state_dict of its own"),
         Change("cost", {"sampler": gp.CostAware(np.ones(LENGTH), window=3)}, "costs was"),
+        Change("shards", {"shuffle": True}, "kind was 'shards' and is 'default' here"),
+        Change(
+            "shuffle", {"shuffle": True, "sharding": gp.Sharding(order="shards")}, "kind was 'default' and is 'shar"
+        ),
+        Change("shards", {"sharding": gp.Sharding(order=SHARDS)}, "shuffle was True and is False here"),
+        Change(
+            "shards",
+            {"sharding": gp.Sharding(order=gp.ShardOrder(lanes=6, window=4)), "shuffle": True},
+            "lanes was 12 and is 6 here; window was 5 and is 4 here",
+        ),
     ],
     ids=lambda change: f"{change.order} to {next(iter(change.arguments.values()))!r:.20}",
 )
 def test_state_of_another_order_raises_naming_what_differs(change):
     state = state_after(change.order, 2)
+    source = ShardedSource(SHARD_SIZES)
     with (
-        gp.Loader(MemorySource(LENGTH), RECIPE, batch_size=4, seed=3, backend="torchvision", **change.arguments) as it,
+        gp.Loader(source, RECIPE, batch_size=4, seed=3, backend="torchvision", **change.arguments) as it,
         pytest.raises(StateError, match=change.named),
     ):
         it.load_state_dict(state)
+
+
+def test_state_of_a_data_set_cut_into_other_shards_is_refused():
+    state = state_after("shards", 2)
+    with (
+        gp.Loader(
+            ShardedSource(SHARD_SIZES[::-1]),
+            RECIPE,
+            batch_size=4,
+            seed=3,
+            shuffle=True,
+            backend="torchvision",
+            sharding=gp.Sharding(order=SHARDS),
+        ) as loader,
+        pytest.raises(StateError, match="shards was"),
+    ):
+        loader.load_state_dict(state)
 
 
 def test_state_that_is_refused_leaves_the_loader_as_it_was():
@@ -395,6 +429,9 @@ def test_repeats_of_any_sampler_get_different_crops():
         ({"sampler": gp.Weighted([1, 2])}, "weights"),
         ({"sampler": gp.CostAware([1, 2])}, "cost"),
         ({"sampler": [LENGTH]}, "sampler"),
+        ({"sampler": [1], "sharding": gp.Sharding(order="shards")}, "sharding.order"),
+        ({"sharding": gp.Sharding(sampler_scope="rank", order="shards")}, "sharding.sampler_scope"),
+        ({"sharding": gp.Sharding(order="shards")}, "sharding.order"),
     ],
 )
 def test_sampler_that_conflicts_raises_naming_the_argument(arguments, field):
