@@ -1,5 +1,6 @@
 """The README's promises: its examples run, and its commands exist."""
 
+import importlib.util
 import re
 import shutil
 from pathlib import Path
@@ -32,3 +33,11 @@ def test_readme_command_exists_in_makefile(target):
 def test_readme_first_example_is_short():
     lines = [line for line in EXAMPLES[0].splitlines() if line.strip() and not line.lstrip().startswith("#")]
     assert len(lines) <= 12
+
+
+def test_readme_tables_are_those_of_the_results():
+    spec = importlib.util.spec_from_file_location("readme_tables", REPO / "benchmarks" / "readme_tables.py")
+    tables = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(tables)
+    assert README.count("<!-- end -->") >= 3
+    assert tables.filled(README) == README, "run: python benchmarks/readme_tables.py"

@@ -1,0 +1,146 @@
+"""The README's tables of figures, from the files in benchmarks/results: nothing in them is copied by hand.
+
+python benchmarks/readme_tables.py            # write them into README.md
+python benchmarks/readme_tables.py --print    # show them
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+REPO = Path(__file__).resolve().parent.parent
+RESULTS = REPO / "benchmarks" / "results"
+
+RECIPES = ("train", "train+jitter", "eval")
+# What was set out to be reached: ratios to the yardstick, by recipe.
+TARGETS = {
+    "gpupipe numba float32": (2.5, 3.5, 2.6),
+    "gpupipe numba uint8": (2.4, 3.4, 2.3),
+    "gpupipe torchvision float32": (1.3, 0.95, 1.1),
+}
+# Rows of the table: name in the results, name in the README, what its pixels are.
+CPU_ROWS = (
+    ("torchvision + Pillow, DataLoader", "torchvision + Pillow, DataLoader", "what people run"),
+    ("torchvision v2 tensors, DataLoader", "torchvision v2 tensors, DataLoader", "within 1 level without jitter"),
+    ("DALI's own operators", "DALI's own operators", "others"),
+    ("gpupipe numba float32", "**gpupipe, numba, float32**", "0.0004 LSB from the reference"),
+    ("gpupipe numba uint8", "gpupipe, numba, uint8 precision", "torchvision's on uint8, bit for bit"),
+    ("gpupipe torchvision float32", "gpupipe, torchvision", "the reference"),
+    ("gpupipe dali float32", "gpupipe, DALI on the CPU (for tests)", "0.01 LSB from the reference"),
+)
+
+
+def result(name: str) -> dict[str, Any]:
+    """What a benchmark measured."""
+    return json.loads((RESULTS / f"{name}.json").read_text())["measured"]
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    return "\n".join("| " + " | ".join(row) + " |" for row in (head, ["---"] * len(head), *rows))
+
+
+def cpu() -> str:
+    """Ratios to the yardstick; targets in brackets."""
+    measured = result("cpu")["recipes"]
+    speeds = " / ".join(f"{measured[recipe][CPU_ROWS[0][0]]['images_per_s']:.0f}" for recipe in RECIPES)
+    rows = []
+    for name, shown, pixels in CPU_ROWS:
+        ratios = []
+        for place, recipe in enumerate(RECIPES):
+            found = measured[recipe].get(name)
+            target = f" ({TARGETS[name][place]})" if name in TARGETS else ""
+            ratios.append("missing" if found is None else f"{found['ratio']:.2f}{target}")
+        if not rows:
+            shown += f" ({speeds} images/s)"
+        rows.append([shown, *ratios, pixels])
+    return table(["", "train (target)", "train + ColorJitter", "eval", "pixels"], rows)
+
+
+def scale() -> str:
+    """Everything that is not images a second."""
+    sampler, scan, plan = result("sampler"), result("folder_scan"), result("plan")["plans_per_s"]
+    cost = result("cost")["log-normal, sigma 0.8"]["orders"]
+    one, above = sampler["times"]["world_size 1"], sampler["peak_above_array_bytes"]
+    weighted, left = sampler["weighted"], scan["left_bytes_per_file"]
+    spread = cost["window 32"]["spread"]  # the default
+    rows = [
+        [
+            "begin an epoch of 10,000,000 shuffled samples (`bench_sampler.py`)",
+            f"{one['gpupipe']['median_s']:.2f} s, {max(0, above['gpupipe']) / 1e6:.0f} MB above the array",
+            f"DistributedSampler {one['torch']['median_s']:.2f} s, {above['torch'] / 1e6:.0f} MB",
+        ],
+        [
+            "the same, weighted (`bench_sampler.py`; we lose)",
+            f"{weighted['gpupipe']['median_s']:.1f} s",
+            f"WeightedRandomSampler {weighted['torch']['median_s']:.1f} s",
+        ],
+        [
+            "list 100,000 files in 1,000 folders (`bench_folder_scan.py`)",
+            f"{scan['times']['gpupipe']['median_s'] * 1e3:.0f} ms, {left['gpupipe']:.0f} bytes a file kept",
+            f"ImageFolder {scan['times']['torchvision']['median_s'] * 1e3:.0f} ms, {left['torchvision']:.0f} bytes",
+        ],
+        [
+            "plans a second, one core, batch 256, with jitter (`bench_plan.py`)",
+            f"{plan['train with jitter, batch 256']:,}",
+            f"torchvision's draws {plan['torchvision make_params, train with jitter']:,}",
+        ],
+        [
+            "spread of the bytes of batches, log-normal sizes (`bench_cost.py`)",
+            f"`CostAware` {spread:.3f}",
+            f"plain shuffle {cost['plain']['spread']:.3f}",
+        ],
+    ]
+    return table(["", "gpupipe", "peer"], rows)
+
+
+def stages() -> str:
+    """Where the numba backend's microseconds go."""
+    measured = result("cpu_stages")["stages_us"]
+    names = ("read", "header", "plan", "scan for markers", "decode", "render")
+    rows = [
+        [f"{recipe}, {precision}", *(f"{measured[f'{recipe} {precision}'][name]:.0f}" for name in names)]
+        for precision in ("float32", "uint8")
+        for recipe in RECIPES
+    ]
+    head = ["us of CPU an image", "read", "header", "plan", "marker check", "decode", "resize, jitter, store"]
+    return table(head, rows)
+
+
+def threads() -> str:
+    found = result("cpu_stages")["threads_images_per_s"]
+    return "; ".join(f"{count}: {speed:,.0f}" for count, speed in found.items())
+
+
+TABLES: dict[str, Callable[[], str]] = {"cpu": cpu, "scale": scale, "stages": stages, "threads": threads}
+
+
+def filled(text: str) -> str:
+    """The README with all tables as the results have them.
+
+    Raises:
+        KeyError: It asks for a table that is not there.
+    """
+
+    def replace(found: re.Match[str]) -> str:
+        return f"<!-- {found[1]}: by benchmarks/readme_tables.py -->\n{TABLES[found[1]]()}\n<!-- end -->"
+
+    return re.sub(r"<!-- (\w+): by .*? -->\n.*?<!-- end -->", replace, text, flags=re.DOTALL)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--print", action="store_true", help="show the tables and write nothing")
+    if parser.parse_args().print:
+        print("\n\n".join(f"{name}:\n{make()}" for name, make in TABLES.items()))
+        return
+    readme = REPO / "README.md"
+    readme.write_text(filled(readme.read_text()))
+
+
+if __name__ == "__main__":
+    main()
