@@ -7,6 +7,7 @@ from functools import cache
 import numpy as np
 import torch
 
+import gpupipe as gp
 from gpupipe.backends.base import Applied
 from gpupipe.records import Record
 from tests import images
@@ -78,6 +79,13 @@ class MemorySource:
 
     def close(self):
         pass
+
+
+def in_shards(data, sizes):
+    """A data set that claims to be made of shards of these sizes."""
+    source = gp.open_source(data)
+    source.shard_starts = np.cumsum([0, *sizes])
+    return source
 
 
 class ShardedSource(MemorySource):

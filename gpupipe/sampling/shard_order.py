@@ -87,6 +87,11 @@ class LaneOrder(ArrayOrder):
         times = np.maximum((positions - self._length) // self._turn + 1, 0)
         return self.indices[positions - times * self._turn], times
 
+    @property
+    def hash(self) -> str:
+        """Of the indices in their order, and of the shards, which substitutes are taken from."""
+        return digest(np.frombuffer(f"{super().hash} {digest(self._starts)}".encode(), np.uint8))
+
     def candidates(self, index: int) -> range:
         """See `EpochOrder.candidates`: every sample of the same shard, which is being read anyway."""
         shard = int(np.searchsorted(self._starts, index, side="right")) - 1
@@ -206,8 +211,8 @@ def _stretch(begins: I64, bounds: I64, first: int, last: int) -> I64:
         first, last: At least one sample.
     """
     low, high = np.searchsorted(bounds, first, side="right") - 1, np.searchsorted(bounds, last, side="left")
-    counts = np.diff(np.clip(bounds[low : high + 1], first, last))
-    return np.arange(first, last) + np.repeat(begins[low:high] - bounds[low:high], counts)
+    edges = bounds[low : high + 1].clip(first, last)
+    return np.arange(first, last) + np.repeat(begins[low:high] - bounds[low:high], edges[1:] - edges[:-1])
 
 
 def _shuffled(windows: I64, words: U64) -> I64:

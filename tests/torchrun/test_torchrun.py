@@ -10,7 +10,9 @@ import torch
 
 import gpupipe as gp
 from tests import available
+from tests.fakes import in_shards
 from tests.torchrun.run import guarded, torchrun
+from tests.torchrun.worker import SHARD_SIZES, SHARDS
 
 HERE = Path(__file__).parent
 SAMPLES = 15  # not divisible by two ranks, nor by any batch size used
@@ -127,7 +129,45 @@ def test_weighted_order_is_dealt_without_repeating_a_crop(found):
     assert len({(index, total) for index, _, total in rows}) == len(rows) == SAMPLES + 1
 
 
-@pytest.mark.parametrize("case", ["indices", "seeds", "weights", "costs"])
+@available.each_backend
+@pytest.mark.parametrize("pad", ["repeat", "drop", "mask"])
+def test_shards_are_shared_out_and_resumed_like_every_order(found, pad):
+    ranks = found["shards"][pad]
+    assert [[len(batch) for batch in rank] for rank in ranks] == 2 * [[len(batch) for batch in ranks[0]]]
+    assert found["shards"][f"{pad}, resumed"] == ranks
+    indices = sorted(index for index, _, _ in valid(ranks))
+    if pad == "drop":
+        assert len(indices) == len(set(indices)) == SAMPLES - 1
+    else:
+        assert indices == list(range(SAMPLES))
+
+
+@available.each_backend
+def test_shards_of_two_ranks_resumed_with_one_deliver_the_rest_with_the_same_pixels(run, found, backend, image_folder):
+    straight = {index: total for index, _, total in valid(found["shards"]["repeat"])}
+    before = {row[0] for row in valid(found["shards"]["before"])}
+    with available.loader(
+        in_shards(image_folder, SHARD_SIZES),
+        gp.Recipe.train(size=16),
+        backend,
+        batch_size=3,
+        seed=1,
+        shuffle=True,
+        sharding=gp.Sharding(order=SHARDS),
+        fields=("image", "index"),
+    ) as loader:
+        loader.load_state_dict(torch.load(run["out"] / f"{backend} shards.pt", weights_only=True))
+        rest = {
+            int(i): float(image.double().sum())
+            for images, indices in loader
+            for image, i in zip(images, indices, strict=True)
+        }
+    assert not before & rest.keys()
+    assert before | rest.keys() == set(range(SAMPLES))
+    assert rest == {index: straight[index] for index in rest}
+
+
+@pytest.mark.parametrize("case", ["indices", "seeds", "weights", "costs", "shards"])
 def test_orders_that_differ_between_ranks_raise_on_every_rank(run, case):
     assert all("must be the same on every rank, but rank 1 of 2" in str(text) for text in run["disagreements"][case])
 

@@ -17,15 +17,18 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # for `tests`
 
 import gpupipe as gp
 from gpupipe.errors import ConfigError
+from tests.fakes import in_shards
 from tests.samplers import RASampler
 
 DATA, OUT, *BACKENDS = sys.argv[1:] if __name__ == "__main__" else ("", "")
 RECIPE = gp.Recipe.train(size=16)
+SHARDS = gp.ShardOrder(lanes=4, window=3)
+SHARD_SIZES = (4, 0, 7, 1, 3)
 
 
-def loader(backend, **arguments):
+def loader(backend, data=DATA, **arguments):
     defaults = {"batch_size": 2, "seed": 1, "fields": ("image", "index", "valid")}
-    return gp.Loader(DATA, RECIPE, backend=backend, device="cpu", **(defaults | arguments))
+    return gp.Loader(data, RECIPE, backend=backend, device="cpu", **(defaults | arguments))
 
 
 def told(value):
@@ -141,6 +144,26 @@ def handed_in(backend):
     return found
 
 
+def shards(backend):
+    """The order of shards, padded in each way; and interrupted, with a state for a later run with one process."""
+    data, found, path = in_shards(DATA, SHARD_SIZES), {}, Path(OUT) / f"{backend} shards.pt"
+    for pad in ("repeat", "drop", "mask"):
+        sharding = gp.Sharding(pad=pad, order=SHARDS)
+        with loader(backend, data, shuffle=True, sharding=sharding) as each:
+            found[pad] = told(rows(each))
+            each.set_epoch(0)
+            before = rows(batch for _, batch in zip(range(2), each, strict=False))
+            state = told(each.state_dict())[0]
+        with loader(backend, data, shuffle=True, sharding=sharding) as each:
+            each.load_state_dict(state)
+            found[f"{pad}, resumed"] = told(before + rows(each))
+        if pad == "repeat":
+            found["before"] = told(before)
+            if dist.get_rank() == 0:
+                torch.save(state, path)
+    return found
+
+
 class Failing:
     """A sampler that cannot be asked on rank 1."""
 
@@ -161,6 +184,10 @@ def disagreements(backend):
         "weights": {"sampler": gp.Weighted([1.0] * (length - 1) + [1.0 + 9 * rank])},
         "costs": {"sampler": gp.CostAware([abs(rank * length - i) for i in range(length)], window=2)},
         "lengths": {"sampler": list(range(3 + rank)), "sharding": own},
+        "shards": {
+            "data": in_shards(DATA, (rank + 1, length - rank - 1)),
+            "sharding": gp.Sharding(order=SHARDS),
+        },
         "one fails": {"sampler": Failing(rank)},
         "one fails, own parts": {"sampler": Failing(rank), "sharding": own},
     }
@@ -176,7 +203,7 @@ def disagreements(backend):
     return found
 
 
-SCENARIOS = (epochs, slow_rank, early_stop, resume, train_and_eval, handed_in)
+SCENARIOS = (epochs, slow_rank, early_stop, resume, train_and_eval, handed_in, shards)
 
 
 def main():
