@@ -12,6 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from gpupipe.backends.base import Options as Options
+    from gpupipe.collating.kinds import Collate as Collate
+    from gpupipe.collating.kinds import Keep as Keep
+    from gpupipe.collating.kinds import Pad as Pad
+    from gpupipe.collating.kinds import Ragged as Ragged
+    from gpupipe.collating.kinds import Stack as Stack
+    from gpupipe.collating.samples import collate as collate
     from gpupipe.errors import BackendError as BackendError
     from gpupipe.errors import BackendUnavailable as BackendUnavailable
     from gpupipe.errors import ConfigError as ConfigError
@@ -24,6 +30,8 @@ if TYPE_CHECKING:
     from gpupipe.faults import BadSamples as BadSamples
     from gpupipe.faults import OnError as OnError
     from gpupipe.loader import Loader as Loader
+    from gpupipe.measure.bench import BenchReport as BenchReport
+    from gpupipe.measure.bench import bench as bench
     from gpupipe.parity import Report as Report
     from gpupipe.parity import check_parity as check_parity
     from gpupipe.plan import make_plan as make_plan
@@ -57,7 +65,9 @@ _PUBLIC = {
     "BackendUnavailable": "gpupipe.errors",
     "BadSample": "gpupipe.faults",
     "BadSamples": "gpupipe.faults",
+    "BenchReport": "gpupipe.measure.bench",
     "CenterCrop": "gpupipe.recipe",
+    "Collate": "gpupipe.collating.kinds",
     "ColorJitter": "gpupipe.recipe",
     "ConfigError": "gpupipe.errors",
     "CostAware": "gpupipe.sampling.cost",
@@ -65,11 +75,14 @@ _PUBLIC = {
     "GpupipeError": "gpupipe.errors",
     "Grayscale": "gpupipe.recipe",
     "ImageFolder": "gpupipe.sources.folder",
+    "Keep": "gpupipe.collating.kinds",
     "Loader": "gpupipe.loader",
     "Normalize": "gpupipe.recipe",
     "OnError": "gpupipe.faults",
     "Options": "gpupipe.backends.base",
     "Output": "gpupipe.recipe",
+    "Pad": "gpupipe.collating.kinds",
+    "Ragged": "gpupipe.collating.kinds",
     "RandomGrayscale": "gpupipe.recipe",
     "RandomHorizontalFlip": "gpupipe.recipe",
     "RandomResizedCrop": "gpupipe.recipe",
@@ -83,9 +96,12 @@ _PUBLIC = {
     "Sharding": "gpupipe.sampling.samplers",
     "ShuffleQuality": "gpupipe.sampling.shuffle_quality",
     "SourceError": "gpupipe.errors",
+    "Stack": "gpupipe.collating.kinds",
     "StateError": "gpupipe.errors",
     "Weighted": "gpupipe.sampling.samplers",
+    "bench": "gpupipe.measure.bench",
     "check_parity": "gpupipe.parity",
+    "collate": "gpupipe.collating.samples",
     "make_plan": "gpupipe.plan",
     "measure_costs": "gpupipe.sampling.cost",
     "open_source": "gpupipe.sources",

@@ -180,6 +180,11 @@ def _numbers(text: str) -> tuple[int, ...]:
     return tuple(found)
 
 
+def _names(text: str) -> tuple[str, ...]:
+    """Names from "numba,torchvision"."""
+    return tuple(name.strip() for name in text.split(",") if name.strip())
+
+
 # The commands
 
 
@@ -245,6 +250,49 @@ def _parity(arguments: argparse.Namespace) -> int:
         if not arguments.json:
             print(f"\npage: {written}")
     return OK if report.ok else NO
+
+
+@_command(
+    "bench",
+    "measure how fast a data set is loaded, beside what else could be used",
+    _argument("target", metavar="TARGET", help="a data set: images in class folders, tar shards, ..."),
+    _argument("--recipe", default="train", metavar="RECIPE", help="train, train-jitter, eval, or a JSON file (train)"),
+    *_RECIPE_OPTIONS,
+    _argument("--backend", default="auto", metavar="LIST", help='of gpupipe, e.g. "numba,torchvision" (auto)'),
+    _argument("--against", default="torchvision", metavar="LIST", help="torchvision, torchvision-tensors, dali-native"),
+    _argument("--batch-size", type=int, default=64, metavar="N", help="samples in a batch (default 64)"),
+    _argument("--images", type=int, default=1000, metavar="N", help="samples of a round (default 1000)"),
+    _argument("--rounds", type=int, default=5, metavar="N", help="rounds that are measured (default 5)"),
+    _argument("--workers", type=int, metavar="N", help="threads or processes of each (default: the cores)"),
+    _argument("--plot", metavar="FILE", help="draw images a second over time, as PNG, SVG or PDF"),
+    _argument("--json", action="store_true", help="print JSON instead of the table"),
+)
+def _bench(arguments: argparse.Namespace) -> int:
+    """Load a data set as in training, in turn with its peers, and compare.
+
+    Every contestant gets the same samples, recipe, batch size and number of workers, warms up for one epoch, and then
+    takes its turn in every round. `--against ""` measures gpupipe alone.
+    """
+    recipe = _recipe(arguments.recipe, arguments)
+    from gpupipe.measure import bench
+
+    report = bench(
+        arguments.target,
+        recipe,
+        backends=_names(arguments.backend),
+        against=_names(arguments.against),
+        batch_size=arguments.batch_size,
+        images=arguments.images,
+        rounds=arguments.rounds,
+        workers=arguments.workers,
+        say=lambda line: print(line, file=sys.stderr, flush=True),
+    )
+    print(report.to_json() if arguments.json else report.table())
+    if arguments.plot:
+        written = report.plot(arguments.plot)
+        if not arguments.json:
+            print(f"\npicture: {written}")
+    return OK
 
 
 @_command(

@@ -569,7 +569,7 @@ def to_torchvision(recipe: Recipe) -> v2.Compose:
     for step in recipe.steps:
         if isinstance(step, Normalize):
             continue
-        transforms.append(_to_v2(step))
+        transforms.append(to_v2(step))
         if recipe.precision == "float32" and getattr(step, "interpolation", None) == "bicubic":
             transforms.append(v2.Lambda(clamp_to_unit))
     if recipe.precision == "uint8":
@@ -583,7 +583,8 @@ def to_torchvision(recipe: Recipe) -> v2.Compose:
     return v2.Compose(transforms)
 
 
-def _to_v2(step: Step) -> v2.Transform:
+def to_v2(step: Step) -> v2.Transform:
+    """The torchvision transform that does, with random numbers of its own, what a step of a recipe does."""
     mode = InterpolationMode(getattr(step, "interpolation", "bilinear"))
     match step:
         case RandomResizedCrop():

@@ -1,0 +1,68 @@
+"""Pictures of measurements."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from gpupipe.errors import BackendUnavailable
+
+if TYPE_CHECKING:
+    from gpupipe.measure.bench import BenchReport
+
+# Images a second are shown over this share of a round, so that single batches do not hide the course.
+_WINDOW = 0.1
+
+
+def plot_bench(report: BenchReport, path: Path) -> Path:
+    """Images a second over time, round after round, and the time between batches.
+
+    Raises:
+        BackendUnavailable: matplotlib is not installed.
+    """
+    figure_class = _matplotlib()
+    figure = figure_class(figsize=(11, 4.6), layout="constrained")
+    over_time, between = figure.subplots(1, 2, width_ratios=(3, 2))
+    for number, each in enumerate(report.figures):
+        begin = 0.0
+        for times in each.times_s:
+            seconds, speeds = _speeds(times, report.images)
+            label = each.name if begin == 0.0 else None
+            over_time.plot(begin + seconds, speeds, color=f"C{number}", linewidth=1.5, label=label)
+            begin += times[-1]
+    over_time.set(xlabel="seconds of its own rounds, one after another", ylabel="images / s", title=report.target)
+    over_time.set_ylim(bottom=0)
+    over_time.legend(loc="lower right", fontsize="small")
+    shares = [f"{share} %" for share in report.figures[0].batch_ms]
+    places = np.arange(len(shares))
+    width = 0.8 / len(report.figures)
+    for number, each in enumerate(report.figures):
+        bars = between.bar(places + number * width, list(each.batch_ms.values()), width, color=f"C{number}")
+        between.bar_label(bars, fmt="%.0f", fontsize="x-small")
+    between.set_xticks(places + 0.4 - width / 2, shares)
+    between.set(ylabel="ms from batch to batch", title="percentiles of the time between batches")
+    figure.savefig(path, dpi=120)
+    return path
+
+
+def _speeds(times: list[float], images: int) -> tuple[Any, Any]:
+    ends = np.array([0.0, *times])
+    step = max(1, round(_WINDOW * len(times)))
+    spans = ends[step:] - ends[:-step]
+    return ends[step:], images / len(times) * step / np.maximum(spans, 1e-9)
+
+
+def _matplotlib() -> Any:
+    try:
+        # Not pyplot, which looks for a screen and keeps every figure.
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise BackendUnavailable(
+            "pictures need matplotlib: pip install 'gpupipe[measure]'",
+            stage="plot",
+            missing="matplotlib",
+            install="pip install 'gpupipe[measure]'",
+        ) from error
+    return Figure

@@ -1,0 +1,153 @@
+"""gpupipe bench: who takes part, what comes out, and what is said of those who cannot."""
+
+import json
+
+import numpy as np
+import pytest
+from PIL import Image
+
+import gpupipe as gp
+from gpupipe.cli import main
+from gpupipe.errors import ConfigError, SourceError
+from gpupipe.measure import usage
+from gpupipe.measure.peers import PEERS, Work
+from gpupipe.sources import open_source
+from tests.available import need
+
+RECIPE = gp.Recipe.train(size=16, jitter=(0.2, 0.2, 0.2, 0.1))
+
+
+def short(target, **arguments):
+    return gp.bench(target, RECIPE, **({"batch_size": 4, "rounds": 2, "workers": 1} | arguments))
+
+
+@pytest.fixture(scope="module")
+def report(image_folder):
+    return short(image_folder, backends=("torchvision", "numba:cpu"), against=("torchvision", "torchvision-tensors"))
+
+
+def test_bench_measures_every_contestant_in_every_round(report, image_folder):
+    names = ["gpupipe torchvision", "gpupipe numba:cpu", "torchvision", "torchvision-tensors"]
+    assert [each.name for each in report.figures] == names
+    source = open_source(image_folder)
+    for each in report.figures:
+        assert len(each.times_s) == 2
+        for times in each.times_s:
+            assert len(times) == -(-len(source) // 4)
+            assert times == sorted(times)
+        median = np.median([times[-1] for times in each.times_s])
+        assert each.images_per_s == pytest.approx(len(source) / median)
+        stored = sum(len(source[index].data) for index in range(len(source)))
+        assert each.mb_per_s == pytest.approx(stored / 1e6 / median)
+        assert each.first_batch_s > 0
+        assert list(each.batch_ms) == ["50", "90", "99"]
+
+
+def test_bench_ratios_are_to_the_first_peer(report):
+    speeds = {each.name: each.images_per_s for each in report.figures}
+    for each in report.figures:
+        assert each.ratio == pytest.approx(each.images_per_s / speeds["torchvision"])
+
+
+def test_bench_as_json_is_strict_and_holds_the_machine(report):
+    def refuse(name):
+        raise AssertionError(name)
+
+    found = json.loads(report.to_json(), parse_constant=refuse)
+    assert found["machine"]["versions"]["torch"]
+    assert len(found["figures"]) == 4
+
+
+def test_bench_table_has_a_line_for_each_and_warns_of_short_rounds(report):
+    text = report.table()
+    for each in report.figures:
+        assert f"\n{each.name} " in text
+    assert "take more images" in text
+
+
+def test_bench_plot_is_a_picture(report, tmp_path):
+    path = report.plot(tmp_path / "bench.png")
+    with Image.open(path) as image:
+        assert min(image.size) > 300
+        assert len(np.unique(np.asarray(image.convert("RGB")).reshape(-1, 3), axis=0)) > 20
+
+
+def test_bench_takes_no_more_images_than_asked_for_and_the_same_for_all(image_folder):
+    report = short(image_folder, backends=("torchvision",), images=5, rounds=1)
+    assert report.images == 5
+    assert len(report.figures[0].times_s[0]) == 2
+    assert report.figures[0].ratio == 1.0
+
+
+@pytest.mark.parametrize("peer", PEERS)
+def test_peer_yields_images_like_the_loader(peer, image_folder):
+    from contextlib import ExitStack
+
+    if peer == "dali-native":
+        need("dali")
+    source = open_source(image_folder)
+    work = Work(source, list(range(6)), gp.Recipe.eval(size=16, resize=20), 3, 0 if peer != "dali-native" else 1)
+    with ExitStack() as stack, gp.Loader(source, work.recipe, batch_size=3, backend="torchvision") as loader:
+        batches = [images for images, _ in PEERS[peer](work, stack)]
+        expected = [images for images, _ in loader][:2]
+    assert [tuple(batch.shape) for batch in batches] == [(3, 3, 16, 16)] * 2
+    for batch, other in zip(batches, expected, strict=True):
+        levels = (batch - other).abs() * 255 * 0.22
+        # DALI rounds the sides of the resized image otherwise, so its crops are off by a pixel.
+        assert float(levels.mean() if peer == "dali-native" else levels.max()) < (15 if peer == "dali-native" else 1.1)
+
+
+def test_bench_lists_who_cannot_take_part_and_why(tmp_path):
+    (tmp_path / "a").mkdir()
+    Image.new("RGB", (20, 20)).save(tmp_path / "a" / "1.png")
+    recipe = gp.Recipe.from_json(
+        gp.Recipe.train(size=16).to_json().replace('"RandomHorizontalFlip"', '"RandomVerticalFlip"')
+    )
+    report = gp.bench(tmp_path, recipe, backends=("torchvision",), against=("dali-native",), rounds=1, workers=1)
+    assert [each.name for each in report.figures] == ["gpupipe torchvision"]
+    assert set(report.missing) == {"dali-native"}
+    assert "dali-native did not take part" in report.table()
+
+
+def test_bench_without_psutil_says_so(image_folder, monkeypatch):
+    monkeypatch.setattr(usage.Tree, "__init__", lambda self: setattr(self, "_psutil", None))
+    report = short(image_folder, backends=("torchvision",), rounds=1, images=4)
+    assert report.figures[0].cpu_cores is None
+    assert "psutil is not installed" in report.table()
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"rounds": 0}, "rounds=0"),
+        ({"images": -1}, "images=-1"),
+        ({"batch_size": 1.5}, "batch_size=1.5"),
+        ({"workers": 0}, "workers=0"),
+        ({"against": ("ffcv",)}, "against='ffcv' is not known: there are torchvision"),
+        ({"backends": ("cuda",)}, "cuda"),
+    ],
+)
+def test_bench_with_wrong_argument_raises(image_folder, wrong, said):
+    with pytest.raises(ConfigError, match=said):
+        short(image_folder, **({"backends": ("torchvision",)} | wrong))
+
+
+def test_bench_of_a_bad_file_names_it(tmp_path):
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "1.jpg").write_bytes(b"no image")
+    with pytest.raises(SourceError, match=r"1\.jpg"):
+        short(tmp_path, backends=("torchvision",))
+
+
+def test_bench_command_prints_and_draws(image_folder, tmp_path, capsys):
+    common = ["bench", str(image_folder), "--size", "16", "--backend", "torchvision", "--rounds", "1", "--images", "6"]
+    picture = tmp_path / "out.png"
+    assert main([*common, "--against", "", "--plot", str(picture)]) == 0
+    shown = capsys.readouterr()
+    assert "gpupipe torchvision" in shown.out
+    assert "round 1 of 1" in shown.err
+    assert picture.stat().st_size > 1000
+    assert main([*common, "--against", "", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["images"] == 6
+    assert main([*common, "--against", "nothing"]) == 2
+    assert capsys.readouterr().err.count("\n") == 1
