@@ -12,8 +12,8 @@ from gpupipe.errors import BackendUnavailable
 if TYPE_CHECKING:
     from gpupipe.measure.bench import BenchReport
 
-# Images a second are shown over this share of a round, so that single batches do not hide the course.
-_WINDOW = 0.1
+# A round is cut into spans of time with four batches each on average, so that single ones do not hide the course.
+_MOST_SPANS = 20
 
 
 def plot_bench(report: BenchReport, path: Path) -> Path:
@@ -28,13 +28,13 @@ def plot_bench(report: BenchReport, path: Path) -> Path:
     for number, each in enumerate(report.figures):
         begin = 0.0
         for times in each.times_s:
-            seconds, speeds = _speeds(times, report.images)
+            ends, speeds = _speeds(times, report.images)
             label = each.name if begin == 0.0 else None
-            over_time.plot(begin + seconds, speeds, color=f"C{number}", linewidth=1.5, label=label)
+            over_time.stairs(speeds, begin + ends, baseline=None, color=f"C{number}", linewidth=1.5, label=label)
             begin += times[-1]
     over_time.set(xlabel="seconds of its own rounds, one after another", ylabel="images / s", title=report.target)
     over_time.set_ylim(bottom=0)
-    over_time.legend(loc="lower right", fontsize="small")
+    over_time.legend(loc="best", fontsize="small")
     shares = [f"{share} %" for share in report.figures[0].batch_ms]
     places = np.arange(len(shares))
     width = 0.8 / len(report.figures)
@@ -48,10 +48,10 @@ def plot_bench(report: BenchReport, path: Path) -> Path:
 
 
 def _speeds(times: list[float], images: int) -> tuple[Any, Any]:
-    ends = np.array([0.0, *times])
-    step = max(1, round(_WINDOW * len(times)))
-    spans = ends[step:] - ends[:-step]
-    return ends[step:], images / len(times) * step / np.maximum(spans, 1e-9)
+    """Ends of spans of a round in seconds, from 0 on, and the images a second that arrived in each."""
+    spans = max(1, min(_MOST_SPANS, len(times) // 4))
+    batches, ends = np.histogram(times, spans, range=(0.0, times[-1]))
+    return ends, batches * (images / len(times)) / (times[-1] / spans)
 
 
 def _matplotlib() -> Any:
