@@ -5,6 +5,7 @@ from __future__ import annotations
 import glob
 import importlib
 import os
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, cast
@@ -33,6 +34,11 @@ def _ends(*endings: str) -> Callable[[str], bool]:
     return lambda path: path.lower().endswith(endings)
 
 
+def _is_tar(path: str) -> bool:
+    # Compressed ones have no random access, and TarShards says what to do.
+    return re.search(r"\.(tar(\.(gz|bz2|xz|zst|lz4))?|tgz)$", path.lower()) is not None
+
+
 def _is_lmdb(path: str) -> bool:
     return os.path.isfile(os.path.join(path, "data.mdb")) or (path.lower().endswith(".lmdb") and os.path.isfile(path))
 
@@ -49,7 +55,7 @@ _FORMATS = {
     "lmdb": _Format("an LMDB environment", _is_lmdb, "gpupipe.sources.lmdb", "LmdbSource"),
     "memmap": _Format("a memmap store", _has("data.bin"), "gpupipe.sources.memmap", "MemmapStore"),
     "folder": _Format("a folder of class folders with images", os.path.isdir, "gpupipe.sources.folder", "ImageFolder"),
-    "tar": _Format("tar shards (a.tar, *.tar, a-{000..146}.tar)", _ends(".tar"), "gpupipe.sources.tar", "TarShards"),
+    "tar": _Format("tar shards (a.tar, *.tar, a-{000..146}.tar)", _is_tar, "gpupipe.sources.tar", "TarShards"),
     "npy": _Format("images.npy beside its labels", _ends(".npy"), "gpupipe.sources.memmap", "ArrayPair"),
     "list": _Format("a list of files", _ends(".csv", ".tsv", ".jsonl"), "gpupipe.sources.file_list", "FileList"),
 }

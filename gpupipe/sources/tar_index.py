@@ -168,6 +168,11 @@ def index_shard(shard: str, layout: Layout | None = None) -> Table:
     return replace(table, meta={**table.meta, **_head(layout), "stamp": _stamp_json(stamp), "cut": cut})
 
 
+def layout_of(table: Table) -> Layout:
+    """What an index was made for."""
+    return Layout(image=tuple(table.meta["layout"]["image"]), label=table.meta["layout"]["label"])
+
+
 def _head(layout: Layout) -> dict[str, Any]:
     return {"kind": _SIDECAR, "version": VERSION, "layout": _layout_json(layout)}
 
@@ -438,6 +443,11 @@ def _repeated(
     return None
 
 
+def stamps_of(joint: Table) -> list[Stamp]:
+    """What the shards of a joint index are known by."""
+    return [Stamp(entry["size_bytes"], entry["mtime_ns"], entry["digest"]) for entry in joint.meta["shards"]]
+
+
 def read_joint(path: str) -> tuple[Table, list[str], list[os.stat_result]]:
     """Read what `join_tables` made, and see that the shards are those that it was made of.
 
@@ -459,7 +469,7 @@ def read_joint(path: str) -> tuple[Table, list[str], list[os.stat_result]]:
         if any(part in ("", ".", "..") for name in names for part in name):
             raise ValueError("it names shards outside of its folder")
         shards = [os.path.join(folder, *name) for name in names]
-        stamps = [Stamp(entry["size_bytes"], entry["mtime_ns"], entry["digest"]) for entry in table.meta["shards"]]
+        stamps = stamps_of(table)
         starts = table.extra["shard_starts"]
         if len(starts) != len(shards) + 1 or starts[0] or starts[-1] != len(table) or (np.diff(starts) < 0).any():
             raise ValueError("its shards do not fit its records")

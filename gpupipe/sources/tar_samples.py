@@ -129,6 +129,8 @@ def samples_of(listing: Listing, data: memoryview, layout: Layout, uri: str) -> 
     _warn(warnings, "samples whose files are not side by side", split)
     without = [key for key, sample in samples.items() if sample.image is None]
     _warn(warnings, "samples without an image", without)
+    if listing.cut is not None:
+        _warn(warnings, "shards cut off", [f"{listing.cut}, at byte {listing.cut_at}"])
     if listing.junk_at is not None:
         _warn(warnings, "shards with other bytes behind their end", [f"at byte {listing.junk_at}"])
     images = {key: (sample.image, sample.others) for key, sample in samples.items() if sample.image is not None}
@@ -257,8 +259,8 @@ def _labels(
         member = others[extension]
         text = bytes(data[member.offset : member.offset + member.size])
         try:
-            values.append(_label(text, layout.label_path))
-        except (ValueError, KeyError, TypeError, RecursionError) as error:
+            values.append(parse_label(text, layout.label_path))
+        except (ValueError, KeyError, TypeError, IndexError, RecursionError) as error:
             raise SourceError(
                 f"{uri!r} has no label that is a number, or a list of numbers, for the sample {key!r}: {member.name!r} "
                 f"at byte {member.offset} is {text[:60]!r}, and label={layout.label!r}"
@@ -268,7 +270,19 @@ def _labels(
     return labels_array(values, uri)
 
 
-def _label(text: bytes, path: tuple[str, ...]) -> int | float | list[Any]:
+def parse_label(text: bytes, path: tuple[str, ...]) -> int | float | list[Any]:
+    """A label as it is stored.
+
+    Args:
+        text: A number, or a JSON list of numbers; JSON that has one somewhere in it.
+        path: The names that lead there.
+
+    Raises:
+        ValueError, KeyError, TypeError, IndexError, RecursionError: There is none.
+
+    >>> parse_label(b"7", ()), parse_label(b'{"a": {"b": [0, 1]}}', ("a", "b"))
+    (7, [0, 1])
+    """
     if not path and text.isdigit():
         return int(text)
     stripped = text.strip()

@@ -14,19 +14,9 @@ from hypothesis import strategies as st
 
 from gpupipe.errors import SourceError
 from gpupipe.sources.tar_members import Member, header_of, list_members
+from tests.sources.tars import tar_of
 
 FORMATS = {"ustar": tarfile.USTAR_FORMAT, "gnu": tarfile.GNU_FORMAT, "pax": tarfile.PAX_FORMAT}
-
-
-def tar_of(entries, tar_format=tarfile.PAX_FORMAT, **options):
-    """An archive of (name or TarInfo, bytes)."""
-    out = io.BytesIO()
-    with tarfile.open(fileobj=out, mode="w", format=tar_format, **options) as archive:
-        for name, data in entries:
-            info = name if isinstance(name, tarfile.TarInfo) else tarfile.TarInfo(name)
-            info.size = len(data)
-            archive.addfile(info, io.BytesIO(data))
-    return out.getvalue()
 
 
 def listed(data):
