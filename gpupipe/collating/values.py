@@ -48,7 +48,7 @@ class Column:
         names = ", ".join(self.named(row) for row in rows[:NAMED_AT_MOST])
         more = f" and {len(rows) - NAMED_AT_MOST} more" if len(rows) > NAMED_AT_MOST else ""
         return SourceError(
-            f"column {self.name!r} cannot be collated: {what.replace('{}', names + more)}. {remedy}",
+            f"column {self.name!r} cannot be collated: {what.replace('{}', names + more, 1)}. {remedy}",
             column=self.name,
             rows=tuple(rows),
         )
