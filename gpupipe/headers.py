@@ -59,8 +59,7 @@ def scan(data: Encoded | Pixels, max_pixels: int = MAX_PIXELS) -> Header:
     if isinstance(data, np.ndarray):
         header = _pixels_header(data)
     else:
-        of_jpeg = _scan_jpeg(data) if data[:3] == b"\xff\xd8\xff" else None
-        header = of_jpeg or use_image(data, partial(_scan_with_pillow, data))
+        header = _scan_jpeg(data) if data[:3] == b"\xff\xd8\xff" else _ask_pillow(data)
     if header.height * header.width > max_pixels:
         raise DecodeError(
             f"{header.height} x {header.width} pixels are more than the {max_pixels} that are allowed: "
@@ -127,10 +126,15 @@ def upright_size(header: Header, exif: Exif) -> tuple[int, int]:
 _SOF_HUFFMAN = frozenset((0xC0, 0xC1, 0xC2))
 # Segments that ordinary files have before their first scan: DHT, DQT, DRI, APP0 to APP15, COM.
 _PLAIN_SEGMENTS = frozenset((0xC4, 0xDB, 0xDD, *range(0xE0, 0xF0), 0xFE))
-_SOS, _DQT, _APP1, _APP14 = 0xDA, 0xDB, 0xE1, 0xEE
+_SOS, _DQT, _APP0, _APP1, _APP14 = 0xDA, 0xDB, 0xE0, 0xE1, 0xEE
 
 _EXIF = b"Exif\0\0"
 _XMP = b"http://ns.adobe.com/xap/1.0/\0"
+# Where EXIF takes more than the 64 KB of one segment it goes on in the next. Joining them, which Pillow does piece by
+# piece, takes minutes for tens of thousands of small ones, which no camera writes.
+_MOST_EXIF_SEGMENTS = 100
+# Pillow opens no file in which one of these has less than 7 bytes; native decoders pass over it.
+_NEEDED_BY_PILLOW = {_APP0: b"JFIF", _APP14: b"Adobe"}
 
 # Ids and sampling factors (horizontal << 4 | vertical) of three components, luma first, that count as native. The CPU
 # decoders agree on RGB stored as it is and on rarer factors, too; no GPU decoder has been held against them, and
@@ -139,7 +143,15 @@ _YCBCR_IDS = frozenset(((1, 2, 3), (0, 1, 2)))
 _SAMPLINGS = frozenset((luma, 0x11, 0x11) for luma in (0x11, 0x21, 0x12, 0x22, 0x41))
 
 
-def _scan_jpeg(data: Encoded) -> Header | None:
+def _scan_jpeg(data: Encoded) -> Header:
+    found = _ordinary_jpeg(data)
+    if found is None:
+        _check_exif_segments(bytes(data).count(_EXIF))
+        found = _ask_pillow(data)
+    return found
+
+
+def _ordinary_jpeg(data: Encoded) -> Header | None:
     """The header of a JPEG of ordinary build; None for all others, which are Pillow's to judge."""
     size = len(data)
     position = 2
@@ -147,7 +159,8 @@ def _scan_jpeg(data: Encoded) -> Header | None:
     native = True
     adobe_transform = -1
     components: tuple[int, ...] = ()
-    exif = xmp = None
+    exif: list[bytes] = []
+    xmp = None
     while position + 4 <= size:
         if data[position] != 0xFF:
             return None
@@ -177,11 +190,14 @@ def _scan_jpeg(data: Encoded) -> Header | None:
             native = native and (length - 2) % 65 == 0 and not any(first >> 4 for first in data[body:end:65])
         elif marker == _APP1:
             if data[body : body + 6] == _EXIF:
-                exif = bytes(data[body:end]) if exif is None else exif + data[body + 6 : end]
+                exif.append(bytes(data[body + 6 if exif else body : end]))
+                _check_exif_segments(len(exif))
             elif data[body : body + len(_XMP)] == _XMP:
                 xmp = bytes(data[body + len(_XMP) : end])
         elif marker == _APP14 and length >= 14 and data[body : body + 5] == b"Adobe":
             adobe_transform = data[body + 11]
+        elif length < 9 and marker in _NEEDED_BY_PILLOW:
+            native = native and not bytes(data[body:end]).startswith(_NEEDED_BY_PILLOW[marker])
         position = end
     else:
         return None
@@ -193,7 +209,7 @@ def _scan_jpeg(data: Encoded) -> Header | None:
         native = (
             native and components[0::3] in _YCBCR_IDS and components[1::3] in _SAMPLINGS and adobe_transform in (-1, 1)
         )
-    orientation = 1 if exif is None and xmp is None else _jpeg_orientation(exif, xmp)
+    orientation = _jpeg_orientation(b"".join(exif), xmp) if exif or xmp is not None else 1
     return Header("JPEG", height, width, orientation, native and _has_end(data, position))
 
 
@@ -205,9 +221,14 @@ def _has_end(data: Encoded, scan_start: int) -> bool:
     return data[-2:] == b"\xff\xd9" or bytes(data[scan_start:]).rfind(b"\xff\xd9") >= 0
 
 
-def _jpeg_orientation(exif: bytes | None, xmp: bytes | None) -> int:
+def _check_exif_segments(count: int) -> None:
+    if count > _MOST_EXIF_SEGMENTS:
+        raise DecodeError(f"a JPEG of more than {_MOST_EXIF_SEGMENTS} EXIF segments: no camera writes such files")
+
+
+def _jpeg_orientation(exif: bytes, xmp: bytes | None) -> int:
     value: object = None
-    if exif is not None:
+    if exif:
         value = _exif_value(exif)
     if value is None and xmp is not None:
         found = re.search(rb'tiff:Orientation(="|>)([0-9])', xmp)
@@ -256,6 +277,10 @@ def _exif_value_of_pillow(exif: bytes) -> object:
 
 
 # --- everything else ---
+
+
+def _ask_pillow(data: Encoded) -> Header:
+    return use_image(data, partial(_scan_with_pillow, data))
 
 
 def _scan_with_pillow(data: Encoded, image: Image.Image) -> Header:

@@ -402,3 +402,35 @@ def test_name_record_keeps_the_backend():
     named = name_record(DecodeError("broken", backend="numba"), record)
     assert (named.backend, named.index, named.path) == ("numba", 3, None)
     assert "record 3 ('k') cannot be decoded: broken." in str(named)
+
+
+# --- what would take for ever ---
+
+
+def test_scan_of_very_many_exif_segments_is_refused_at_once():
+    """Joined one by one, 8 MB of small ones take half a minute, and each doubling four times as long."""
+    many = images.with_exif(b"\xff\xd8", b"Exif\0\0" + bytes(10))[2:] * 400_000
+    ordinary, odd = JPEG, JPEG.replace(b"\xff\xdb", b"junk\xff\xdb", 1)
+    for data in (ordinary, odd):
+        with pytest.raises(DecodeError, match="more than 100 EXIF segments"):
+            scan(data[:2] + many + data[2:])
+
+
+def test_scan_of_exif_in_several_segments_joins_them():
+    body = images.exif(6)
+    parts = images.with_exif(images.with_exif(JPEG, b"Exif\0\0" + body[20:]), body[:20])
+    assert scan(parts).native
+    assert scan(parts).orientation == 6 == opened(parts).getexif()[ExifTags.Base.Orientation]
+
+
+@pytest.mark.parametrize(
+    "segment", [(0xE0, b"JFIF\0\1"), (0xE0, b"JFIF"), (0xEE, b"Adobe"), (0xEE, b"Adobe\0")], ids=str
+)
+def test_scan_of_a_segment_too_short_for_pillow_is_not_native(segment):
+    data = images.with_segment(JPEG, *segment)
+    with pytest.raises(UnidentifiedImageError):
+        opened(data)
+    assert not scan(data).native
+    with pytest.raises(DecodeError):
+        rgb(data, scan(data))
+    assert scan(images.with_segment(JPEG, segment[0], segment[1] + b"\0\1\1")).native
