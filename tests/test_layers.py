@@ -14,8 +14,8 @@ PACKAGE = Path(gpupipe.__file__).parent
 
 # Low to high. A unit is a module or a package directly below gpupipe; it imports itself and what stands in rows above.
 LAYERS = (
-    ("errors", "files"),
-    ("recipe", "records", "rng", "collating"),
+    ("errors", "files", "parallel", "progress"),
+    ("recipe", "records", "rng", "collating", "trees"),
     ("convert", "pillow"),
     ("headers",),
     ("decode", "faults"),
@@ -25,9 +25,9 @@ LAYERS = (
     ("reading", "state"),
     ("passes",),
     ("repair",),
-    ("iteration",),
+    ("iteration", "fields"),
     ("loader",),
-    ("parity", "pack", "measure"),
+    ("parity", "packing", "inspection", "measure"),
     ("demo",),
     ("cli",),
     ("__main__",),

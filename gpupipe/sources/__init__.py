@@ -43,15 +43,18 @@ def _is_lmdb(path: str) -> bool:
     return os.path.isfile(os.path.join(path, "data.mdb")) or (path.lower().endswith(".lmdb") and os.path.isfile(path))
 
 
+def _is_packed(path: str) -> bool:
+    # An unfinished pack is not to be taken for a folder of images; what opens it says so.
+    return any(os.path.exists(os.path.join(path, name)) for name in ("manifest.json", ".unfinished"))
+
+
 def _has(name: str) -> Callable[[str], bool]:
     return lambda path: os.path.isfile(os.path.join(path, name))
 
 
 # By name; the first that accepts a target opens it.
 _FORMATS = {
-    "packed": _Format(
-        "a folder that `gpupipe pack` made", _has("manifest.json"), "gpupipe.sources.packed", "open_packed"
-    ),
+    "packed": _Format("a folder that `gpupipe pack` made", _is_packed, "gpupipe.sources.packed", "open_packed"),
     "lmdb": _Format("an LMDB environment", _is_lmdb, "gpupipe.sources.lmdb", "LmdbSource"),
     "memmap": _Format("a memmap store", _has("data.bin"), "gpupipe.sources.memmap", "MemmapStore"),
     "folder": _Format("a folder of class folders with images", os.path.isdir, "gpupipe.sources.folder", "ImageFolder"),
