@@ -15,8 +15,6 @@ import hashlib
 import json
 import logging
 import os
-import threading
-import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -30,6 +28,7 @@ from gpupipe.records import Encoded, Record
 from gpupipe.sources.base import check_index
 from gpupipe.sources.folder import IMG_EXTENSIONS
 from gpupipe.sources.labels import GivenLabels, given_labels, record_label, stacked
+from gpupipe.sources.lmdb_environment import Environment, data_file, environment, no_fork
 from gpupipe.sources.table import Strings, Table
 from gpupipe.sources.values import from_bytes, to_bytes
 
@@ -159,8 +158,9 @@ class LmdbSource:
         columns: Sequence[str] | None = None,
     ) -> None:
         self.path = os.path.abspath(os.path.expanduser(os.fsdecode(path)))
-        self._shared: _Shared | None = _shared_environment(self.path)
-        self._table = _table_of(self.path, self._shared)
+        with no_fork:
+            self._held: Environment | None = environment(self.path)
+            self._table = _table_of(self.path, self._held.handle)
         self._packed = self._table.meta["layout"] == PACKED
         if labels is not None:
             self._table = replace(self._table, labels=given_labels(labels, len(self), self.path))
@@ -219,7 +219,7 @@ class LmdbSource:
 
         try:
             # A transaction of its own for each record costs 1 us, and none is left open that could grow stale.
-            with self._environment().begin() as transaction:
+            with no_fork, self._handle().begin() as transaction:
                 return [transaction.get(name) for name in names]
         except lmdb.Error as error:
             raise self._bad(f"LMDB: {error}. Copy the environment anew, or repair it", index) from error
@@ -234,11 +234,11 @@ class LmdbSource:
             path=self.path,
         )
 
-    def _environment(self) -> Any:
-        shared = self._shared
-        if shared is None or shared.process != os.getpid():
-            shared = self._shared = _shared_environment(self.path)
-        return shared.environment
+    def _handle(self) -> Any:
+        held = self._held
+        if held is None or held.process != os.getpid():
+            held = self._held = environment(self.path)
+        return held.handle
 
     def key(self, index: int) -> str:
         """The key of a record, without reading it."""
@@ -276,98 +276,17 @@ class LmdbSource:
 
     def close(self) -> None:
         """Let go of the environment, which closes once no other source and no read uses it."""
-        self._shared = None
+        with no_fork:
+            self._held = None
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_shared": None}
-
-
-# --- handles ---
-
-
-class _Shared:
-    """One environment in one process. It closes with the last reference to it, those of running reads included."""
-
-    def __init__(self, environment: Any) -> None:
-        self.environment = environment
-        self.process = os.getpid()
-
-
-# By device and inode: LMDB must not open an environment twice in a process.
-_shared: weakref.WeakValueDictionary[tuple[int, int], _Shared] = weakref.WeakValueDictionary()
-_lock = threading.Lock()
-
-
-def _new_lock() -> None:
-    global _lock
-    _lock = threading.Lock()
-
-
-if hasattr(os, "register_at_fork"):
-    # Another thread of the parent may hold the lock at the time of a fork; in the child nobody would ever release it.
-    os.register_at_fork(after_in_child=_new_lock)
-
-
-def _shared_environment(path: str) -> _Shared:
-    """The environment at `path` in this process."""
-    data = os.path.join(path, "data.mdb") if os.path.isdir(path) else path
-    try:
-        found = os.stat(data)
-    except OSError as error:
-        raise SourceError(f"{data!r} cannot be opened: {error.strerror}", uri=path) from error
-    place = (found.st_dev, found.st_ino)
-    with _lock:
-        shared = _shared.get(place)
-        if shared is not None and shared.process != os.getpid():
-            # Inherited by a fork. Without locks, closing it here changes nothing for the parent.
-            shared.environment.close()
-            shared = None
-        if shared is None:
-            shared = _shared[place] = _Shared(_open(path, data, found.st_size))
-        return shared
-
-
-def _open(path: str, data: str, size_bytes: int) -> Any:
-    try:
-        import lmdb
-    except ImportError as error:
-        raise ConfigError(
-            f"{path!r} is an LMDB environment, and the package `lmdb` is not installed: pip install 'gpupipe[lmdb]'",
-            field="source",
-            value=path,
-            allowed="lmdb installed",
-        ) from error
-    try:
-        environment = lmdb.open(
-            path,
-            subdir=data != path,
-            readonly=True,
-            create=False,
-            lock=False,
-            readahead=False,  # it reads ahead what lies beside, which random order seldom wants
-            max_spare_txns=16,
-        )
-    except lmdb.Error as error:
-        raise SourceError(
-            f"the LMDB environment {path!r} cannot be opened: {error}. If this program has it open itself, close that "
-            "first: LMDB allows one handle in a process",
-            uri=path,
-        ) from error
-    # Reading behind the end of a file that is mapped ends the process (SIGBUS).
-    expected = (environment.info()["last_pgno"] + 1) * environment.stat()["psize"]
-    if size_bytes < expected:
-        environment.close()
-        raise SourceError(
-            f"{data!r} has {size_bytes} bytes of {expected}: it was cut off. Copy it anew",
-            uri=path,
-        )
-    return environment
+        return {**self.__dict__, "_held": None}
 
 
 # --- the index ---
 
 
-def _table_of(path: str, shared: _Shared) -> Table:
+def _table_of(path: str, handle: Any) -> Table:
     """The index of an environment, made if there is none."""
     place = index_path(path)
     table = None
@@ -375,7 +294,7 @@ def _table_of(path: str, shared: _Shared) -> Table:
         table = Table.load(place)
         layout = table.meta.get("layout")
         if layout == PACKED:
-            entries = shared.environment.stat()["entries"]
+            entries = handle.stat()["entries"]
             if entries < len(table):
                 raise SourceError(
                     f"{path!r} has {entries} entries, and its index lists {len(table)} images: pack it anew, or remove "
@@ -387,31 +306,30 @@ def _table_of(path: str, shared: _Shared) -> Table:
             raise SourceError(
                 f"{place!r} belongs to something else ({layout!r}): move it away from the LMDB environment", uri=path
             )
-    state = _state_of(path, shared)
+    state = _state_of(path, handle)
     if table is None or table.meta["state"] != state:
-        table = _scan(path, shared, state)
+        table = _scan(path, handle, state)
         # Where it cannot be kept, it is made anew each time.
         with suppress(SourceError):
             table.save(place)
     return table
 
 
-def _state_of(path: str, shared: _Shared) -> list[int]:
+def _state_of(path: str, handle: Any) -> list[int]:
     """What changes with an environment. A new one by the same program has the same entries and transactions."""
-    data = os.path.join(path, "data.mdb") if os.path.isdir(path) else path
-    found = os.stat(data)
-    last = shared.environment.info()["last_txnid"]
-    return [shared.environment.stat()["entries"], last, found.st_size, found.st_mtime_ns]
+    found = os.stat(data_file(path))
+    last = handle.info()["last_txnid"]
+    return [handle.stat()["entries"], last, found.st_size, found.st_mtime_ns]
 
 
-def _scan(path: str, shared: _Shared, state: list[int]) -> Table:
+def _scan(path: str, handle: Any, state: list[int]) -> Table:
     """List an environment of others."""
     import lmdb
 
     names: list[bytes] = []
     sizes: list[int] = []
     try:
-        with shared.environment.begin(buffers=True) as transaction:
+        with handle.begin(buffers=True) as transaction:
             for name, value in transaction.cursor():
                 names.append(bytes(name))
                 sizes.append(len(value))

@@ -100,11 +100,11 @@ def _check_store(table: Table, size_bytes: int, folder: str) -> dict[str, Column
         raise SourceError(f"the index of {folder!r} has shapes that do not fit its sizes: pack it anew", uri=folder)
     columns = {}
     for name, kind in meta["columns"].items():
-        offsets, sizes = table.extra.get(f"column.{name}.offsets"), table.extra.get(f"column.{name}.sizes")
-        if kind not in KINDS or offsets is None or sizes is None or not len(offsets) == len(sizes) == len(table):
+        starts, lengths = table.extra.get(f"column.{name}.offsets"), table.extra.get(f"column.{name}.sizes")
+        if kind not in KINDS or starts is None or lengths is None or not len(starts) == len(lengths) == len(table):
             raise SourceError(f"the index of {folder!r} is damaged (column {name!r}): pack it anew", uri=folder)
-        _check_places(offsets, np.maximum(sizes, 0), size_bytes, folder)
-        columns[name] = ColumnPlaces(kind=kind, offsets=offsets, sizes_bytes=sizes)
+        _check_places(starts, np.maximum(lengths, 0), size_bytes, folder)
+        columns[name] = ColumnPlaces(kind=kind, offsets=starts, sizes_bytes=lengths)
     return columns
 
 

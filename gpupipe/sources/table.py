@@ -137,7 +137,8 @@ class Table:
         """
         path = os.fspath(path)
         try:
-            with np.load(path, allow_pickle=False) as file:
+            # np.load leaves a file open that it opened itself and that turns out to be no archive.
+            with open(path, "rb") as opened, np.load(opened, allow_pickle=False) as file:
                 found = {name: file[name] for name in file.files}
             head = json.loads(found.pop("head").tobytes())
             version = head["gpupipe_table"]
