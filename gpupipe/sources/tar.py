@@ -25,17 +25,7 @@ from gpupipe.sources.base import check_index, fingerprint_of, unreadable
 from gpupipe.sources.braces import expand_braces
 from gpupipe.sources.maps import map_file
 from gpupipe.sources.table import Table
-from gpupipe.sources.tar_index import (
-    JOINT,
-    Stamp,
-    join_tables,
-    layout_of,
-    load_tables,
-    read_joint,
-    relative_names,
-    stamps_of,
-    status_of,
-)
+from gpupipe.sources.tar_index import Stamp, layout_of, open_shards, read_joint, relative_names, stamps_of
 from gpupipe.sources.tar_samples import IMAGES, Layout, parse_label, shorten
 
 Keys = Literal["name", "shard"]
@@ -141,10 +131,7 @@ class TarShards:
         layout = Layout(image=(image,) if isinstance(image, str) else tuple(image), label=label)
         paths = find_shards(shards)
         cache = None if cache_dir is None else os.path.abspath(os.path.expanduser(os.fsdecode(cache_dir)))
-        opened = _joint_of(paths, layout)
-        if opened is None:
-            before = [status_of(path) for path in paths]
-            opened = join_tables(paths, load_tables(paths, layout, cache)), paths, before
+        opened = open_shards(paths, layout, cache)
         uri = paths[0] if len(paths) == 1 else _uri(shards, paths)
         self._open(*opened, uri, options)
 
@@ -458,16 +445,3 @@ def _uri(target: Target, paths: list[str]) -> str:
     if isinstance(target, str | os.PathLike) and "::" not in os.fsdecode(target):
         return os.path.abspath(os.path.expanduser(os.fsdecode(target)))
     return relative_names(paths)[0]
-
-
-def _joint_of(paths: list[str], layout: Layout) -> tuple[Table, list[str], list[os.stat_result]] | None:
-    """What the joint index in the folder of these shards says; None if there is none of just these that fits."""
-    path = os.path.join(relative_names(paths)[0], JOINT)
-    if not os.path.isfile(path):
-        return None
-    try:
-        opened = read_joint(path)
-    except SourceError as error:
-        _log.info("%s is not used: %s", path, error)
-        return None
-    return opened if opened[1] == paths and layout_of(opened[0]) == layout else None

@@ -40,6 +40,7 @@ _SIDECAR, _JOINT = "tar shard", "tar shards"
 _ENDS_BYTES = 1 << 16
 # Below this many bytes to index, starting further processes (0.3 s each) takes longer than it saves.
 _PARALLEL_FROM_BYTES = 512 << 20
+_JOIN_FROM_SHARDS = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -448,11 +449,58 @@ def stamps_of(joint: Table) -> list[Stamp]:
     return [Stamp(entry["size_bytes"], entry["mtime_ns"], entry["digest"]) for entry in joint.meta["shards"]]
 
 
-def read_joint(path: str) -> tuple[Table, list[str], list[os.stat_result]]:
+Joined = tuple[Table, list[str], list[os.stat_result]]
+
+
+def open_shards(shards: list[str], layout: Layout | None = None, cache_dir: str | None = None) -> Joined:
+    """The joint table of tar shards, by the quickest way there is.
+
+    That is a joint index of just these shards in their folder; or else in the cache folder, where one is kept for
+    more than 256 shards (10,000 indexes of single shards take 20 s to read, a joint one takes 1); or else
+    `load_tables` and `join_tables`.
+
+    Args:
+        shards: Their absolute paths.
+        layout, cache_dir: As for `load_tables`.
+
+    Returns:
+        As `read_joint`.
+
+    Raises:
+        SourceError: As `load_tables` and `join_tables`.
+    """
+    layout = layout or Layout()
+    root, _ = relative_names(shards)
+    beside = os.path.join(root, JOINT)
+    # Named like the index of a shard, by all the paths.
+    cached = cached_path("\0".join(shards), layout, cache_dir)
+    for path in (beside, cached):
+        if not os.path.isfile(path):
+            continue
+        try:
+            opened = read_joint(path, root)
+        except SourceError as error:
+            _log.info("%s is not used: %s", path, error)
+            continue
+        if opened[1] == shards and layout_of(opened[0]) == layout:
+            return opened
+    statuses = [status_of(shard) for shard in shards]
+    joint = join_tables(shards, load_tables(shards, layout, cache_dir))
+    if len(shards) > _JOIN_FROM_SHARDS:
+        try:
+            os.makedirs(os.path.dirname(cached), exist_ok=True)
+            joint.save(cached)
+        except OSError as error:
+            _log.info("the joint index of %s cannot be kept: %s", root, error)
+    return joint, shards, statuses
+
+
+def read_joint(path: str, folder: str | None = None) -> Joined:
     """Read what `join_tables` made, and see that the shards are those that it was made of.
 
     Args:
-        path: The file; the shards are looked for from its folder on.
+        path: The file.
+        folder: From where on it names the shards; None is its own folder.
 
     Returns:
         The table, the absolute paths of the shards, and the `os.stat` of each.
@@ -464,7 +512,7 @@ def read_joint(path: str) -> tuple[Table, list[str], list[os.stat_result]]:
     try:
         if (table.meta["kind"], table.meta["version"]) != (_JOINT, VERSION):
             raise ValueError(f"it is of kind {table.meta['kind']!r}, version {table.meta['version']!r}")
-        folder = os.path.dirname(os.path.abspath(path))
+        folder = folder or os.path.dirname(os.path.abspath(path))
         names = [entry["name"].split("/") for entry in table.meta["shards"]]
         if any(part in ("", ".", "..") for name in names for part in name):
             raise ValueError("it names shards outside of its folder")
