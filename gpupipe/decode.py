@@ -87,7 +87,7 @@ def native_rgb(data: Encoded) -> U8:
 
     Parity: the same as `pillow_rgb`, bit for bit.
     """
-    decoder = _torchvision_decoder()
+    decoder = torchvision_decoder()
     if decoder is None:
         return pillow_rgb(data)
     try:
@@ -102,7 +102,7 @@ def native_rgb(data: Encoded) -> U8:
 
 
 @cache
-def _torchvision_decoder() -> Callable[[torch.Tensor], torch.Tensor] | None:
+def torchvision_decoder() -> Callable[[torch.Tensor], torch.Tensor] | None:
     """torchvision's JPEG decoder to RGB; None once torchvision has dropped it, as 0.29 announces."""
     try:
         from torchvision.io import ImageReadMode, decode_jpeg

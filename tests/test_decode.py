@@ -140,13 +140,13 @@ def test_native_rgb_of_a_native_jpeg_is_silent_and_does_without_pillow(monkeypat
 
 
 def test_native_rgb_without_torchvisions_decoder_is_pillows(monkeypatch):
-    monkeypatch.setattr(decode, "_torchvision_decoder", lambda: None)
+    monkeypatch.setattr(decode, "torchvision_decoder", lambda: None)
     np.testing.assert_array_equal(decode.native_rgb(JPEG), with_pillow(JPEG))
 
 
 def test_torchvision_decoder_where_torchvision_dropped_it_is_none(monkeypatch):
     monkeypatch.delattr(torchvision.io, "decode_jpeg")
-    assert decode._torchvision_decoder.__wrapped__() is None
+    assert decode.torchvision_decoder.__wrapped__() is None
 
 
 @pytest.mark.parametrize("failure", [RuntimeError("refused"), DeprecationWarning("as an error")])
@@ -154,7 +154,7 @@ def test_native_rgb_refused_by_torchvision_is_pillows(monkeypatch, failure):
     def refuse(_encoded):
         raise failure
 
-    monkeypatch.setattr(decode, "_torchvision_decoder", lambda: refuse)
+    monkeypatch.setattr(decode, "torchvision_decoder", lambda: refuse)
     np.testing.assert_array_equal(decode.native_rgb(JPEG), with_pillow(JPEG))
     with pytest.raises(DecodeError, match="truncated"):
         decode.native_rgb(images.truncated(JPEG, 0.5))

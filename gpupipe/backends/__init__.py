@@ -92,7 +92,7 @@ def choose(backend: str, device: torch.device | str | None = None) -> Choice:
     if backend == "auto":
         return _choose_automatically(wanted)
     entry = _BACKENDS[backend]
-    problem = _import_problem(entry.needs)
+    problem = import_problem(entry.needs)
     if problem is not None:
         raise _unavailable(backend, problem)
     why = f'backend="{backend}" was asked for'
@@ -129,18 +129,18 @@ def create(
 
 
 def _choose_automatically(wanted: torch.device | None) -> Choice:
-    missing_cuda = _cuda_problem()
+    missing_cuda = cuda_problem()
     if wanted is not None and wanted.type == "cpu":
         why = 'device="cpu" was asked for'
     elif missing_cuda is not None:
         why = missing_cuda
     else:
-        problem = _import_problem(_BACKENDS["dali"].needs)
+        problem = import_problem(_BACKENDS["dali"].needs)
         if problem is None:
             return _chosen("dali", wanted or _parse_device("cuda"), "a CUDA device was found")
         why = f"{problem}; {_BACKENDS['dali'].install} to decode on the GPU"
     for name in _ON_CPU:
-        problem = _import_problem(_BACKENDS[name].needs)
+        problem = import_problem(_BACKENDS[name].needs)
         if problem is None:
             return _chosen(name, wanted, why)
         why += f"; {problem} ({_BACKENDS[name].install} for the faster {name} backend)"
@@ -189,7 +189,7 @@ def _parse_device(device: torch.device | str | None) -> torch.device | None:
     return found
 
 
-def _cuda_problem() -> str | None:
+def cuda_problem() -> str | None:
     """Why CUDA cannot be used; None where it can."""
     import torch
 
@@ -203,7 +203,7 @@ def _cuda_problem() -> str | None:
 def _require_cuda(asked: str, backend: str, device: torch.device | None = None) -> None:
     import torch
 
-    problem = _cuda_problem()
+    problem = cuda_problem()
     if problem is None and device is not None and device.index >= torch.cuda.device_count():
         problem = f"the CUDA devices here are numbered from 0 to {torch.cuda.device_count() - 1}"
     if problem is None:
@@ -218,7 +218,7 @@ def _require_cuda(asked: str, backend: str, device: torch.device | None = None) 
     )
 
 
-def _import_problem(library: str) -> str | None:
+def import_problem(library: str) -> str | None:
     """Why a library cannot be used; None where it can, and then it is imported."""
     try:
         importlib.import_module(library)

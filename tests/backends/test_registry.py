@@ -29,7 +29,7 @@ def machine(monkeypatch):
         monkeypatch.setattr(torch.cuda, "device_count", lambda: devices)
         monkeypatch.setattr(torch.cuda, "current_device", lambda: current)
         monkeypatch.setattr(
-            backends, "_import_problem", lambda library: f"no {library}" if library in missing else None
+            backends, "import_problem", lambda library: f"no {library}" if library in missing else None
         )
 
     return pretend
