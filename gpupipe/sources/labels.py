@@ -32,7 +32,8 @@ def given_labels(labels: GivenLabels, count: int, uri: str) -> npt.NDArray[Any]:
     if isinstance(labels, str | os.PathLike):
         path = os.path.abspath(os.path.expanduser(os.fspath(labels)))
         try:
-            array = np.load(path, allow_pickle=False)
+            with open(path, "rb") as file:
+                array = np.lib.format.read_array(file, allow_pickle=False)
         except (OSError, ValueError, EOFError) as error:
             raise SourceError(
                 f"the labels in {path!r} cannot be read: {error}. It must be an .npy file of numbers, as np.save "
@@ -46,8 +47,8 @@ def given_labels(labels: GivenLabels, count: int, uri: str) -> npt.NDArray[Any]:
         except ValueError as error:  # ragged
             raise _bad_labels(labels, f"make no array: {error}", count, uri) from error
         named = "labels"
-    if not isinstance(array, np.ndarray) or array.dtype.kind not in "iufb":
-        raise _bad_labels(labels, f"are of {getattr(array, 'dtype', type(array).__name__)}", count, uri)
+    if array.dtype.kind not in "iufb":
+        raise _bad_labels(labels, f"are of {array.dtype}", count, uri, named)
     if array.shape[:1] != (count,):
         raise _bad_labels(labels, f"have the shape {array.shape}", count, uri, named)
     return array

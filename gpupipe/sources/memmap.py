@@ -368,22 +368,17 @@ class ArrayPair:
 
 def _open_images(path: str) -> npt.NDArray[np.uint8]:
     try:
-        found = np.load(path, mmap_mode="r", allow_pickle=False)
+        found = np.lib.format.open_memmap(path, mode="r")  # arrays of Python objects are refused
     except (OSError, ValueError, EOFError) as error:
         raise SourceError(
             f"{path!r} cannot be mapped: {error}. It must be an .npy file of uint8 (n, height, width, 3), or "
             "(n, height, width), as np.save writes it",
             uri=path,
         ) from error
-    if (
-        not isinstance(found, np.ndarray)
-        or found.dtype != np.uint8
-        or found.ndim not in (3, 4)
-        or found.shape[3:] not in ((), (3,))
-    ):
+    if found.dtype != np.uint8 or found.ndim not in (3, 4) or found.shape[3:] not in ((), (3,)):
         raise SourceError(
-            f"{path!r} holds {getattr(found, 'dtype', type(found).__name__)} of shape {getattr(found, 'shape', '?')}: "
-            "images are uint8 (n, height, width, 3), or (n, height, width) for grey",
+            f"{path!r} holds {found.dtype} of shape {found.shape}: images are uint8 (n, height, width, 3), or "
+            "(n, height, width) for grey",
             uri=path,
         )
     # Not np.memmap, whose views cost 10 us each; they keep the map alive all the same.
