@@ -17,6 +17,7 @@ import os
 import stat
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -38,8 +39,8 @@ VERSION = 1
 _log = logging.getLogger(__name__)
 _SIDECAR, _JOINT = "tar shard", "tar shards"
 _ENDS_BYTES = 1 << 16
-# Below this many bytes to index, starting further processes (0.3 s each) takes longer than it saves.
-_PARALLEL_FROM_BYTES = 512 << 20
+# How long indexing has to take for further processes to be started, each of which needs 0.3 s to begin.
+_PROCESSES_FROM_S = 3.0
 _JOIN_FROM_SHARDS = 256
 
 
@@ -264,9 +265,15 @@ def load_tables(shards: Sequence[str], layout: Layout | None = None, cache_dir: 
     """
     layout = layout or Layout()
     tables = [_kept(shard, layout, cache_dir) for shard in shards]
-    missing = [shard for shard, table in zip(shards, tables, strict=True) if table is None]
+    missing = [number for number, table in enumerate(tables) if table is None]
     if missing:
-        _index_in_processes(missing, layout, cache_dir)
+        first, *rest = missing
+        started = time.perf_counter()
+        tables[first] = _make(shards[first], layout, cache_dir)
+        seconds = time.perf_counter() - started
+        share = sum(os.path.getsize(shards[number]) for number in rest) / max(1, os.path.getsize(shards[first]))
+        if seconds * share > _PROCESSES_FROM_S:
+            _index_in_processes([shards[number] for number in rest], layout, cache_dir)
     return [
         table or _kept(shard, layout, cache_dir) or _make(shard, layout, cache_dir)
         for shard, table in zip(shards, tables, strict=True)
@@ -295,14 +302,15 @@ def _make(shard: str, layout: Layout, cache_dir: str | None) -> Table:
 
 
 def _index_in_processes(shards: list[str], layout: Layout, cache_dir: str | None) -> None:
-    """Make and keep the indexes of these shards in other processes, if that is worth it.
+    """Make and keep the indexes of these shards in other processes: threads would wait for each other.
 
     Whatever goes wrong there is left to the caller, who makes what is missing by itself and sees the error. These are
     plain child processes: a pool of `multiprocessing` would run the user's main module again.
     """
-    workers = min(os.cpu_count() or 1, len(shards))
-    if workers < 2 or sum(os.path.getsize(shard) for shard in shards) < _PARALLEL_FROM_BYTES:
+    workers = min(_cores(), len(shards))
+    if workers < 2:
         return
+    _log.info("indexing %d tar shards by %d processes", len(shards), workers)
     code = "import json, sys; sys.path[:] = json.loads(sys.stdin.readline()); "
     code += f"from {__name__} import _work; _work(json.loads(sys.stdin.readline()))"
     children = []
@@ -328,6 +336,10 @@ def _index_in_processes(shards: list[str], layout: Layout, cache_dir: str | None
             if child.poll() is None:
                 child.kill()
                 child.wait()
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _work(job: dict[str, Any]) -> None:
