@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -13,10 +13,13 @@ import torch
 
 from gpupipe import backends
 from gpupipe.backends.base import Backend, Options
-from gpupipe.errors import ConfigError, SourceError, StateError
+from gpupipe.collating.columns import IGNORED
+from gpupipe.collating.kinds import Collate
+from gpupipe.errors import ConfigError, StateError
 from gpupipe.faults import BadSamples, OnError, Policy
+from gpupipe.fields import Fields
 from gpupipe.iteration import Iteration
-from gpupipe.passes import Finished, Pass
+from gpupipe.passes import Pass
 from gpupipe.recipe import Recipe
 from gpupipe.rng import check_seed
 from gpupipe.sampling.choose import choose_ordering
@@ -30,14 +33,11 @@ from gpupipe.state import STATE_VERSION, check_identity, check_state
 if TYPE_CHECKING:
     import os
 
-FIELDS = ("image", "label", "index", "key", "path", "valid")
 # Python integers are several times larger than those of an array, so not all of an epoch's exist at once.
 INDICES_A_TIME = 4096
 MAX_BATCH_SIZE = 2**31 - 1
 # seed + epoch, DistributedSampler's seed, has to fit torch's generators: below 2**64, with a seed below 2**63.
 MAX_EPOCH = 2**63 - 1
-# What torch.nn.functional.cross_entropy passes over by default.
-IGNORED_LABEL = -100
 
 Config = TypeVar("Config", Sharding, Options)
 
@@ -64,8 +64,11 @@ class Loader:
         backend: "auto", "dali", "numba" or "torchvision"; `loader.backend` says which was chosen, and why.
         device: Of the images and labels: a torch device or its name; None: what the backend is best at.
         sharding: How samples are dealt to processes; None: `Sharding()`, which finds the rank itself.
-        fields: What a batch holds, in this order: "image", "label", "index", "key", "path", "valid", and any of the
-            source's columns.
+        fields: What a batch holds, in this order: "image", "label", "index", "key", "path", "valid", any of the
+            source's columns, and what `collate` makes of them: "tokens_mask", "boxes_offsets".
+        collate: What becomes of the columns: a `Collate`; None: numbers and arrays of one shape are stacked, anything
+            else stays a list. Or any function, as DataLoader's `collate_fn`: it gets a list with one tuple of fields
+            for each sample, and what it returns is handed out, with its tensors on the device.
         on_error: What happens to samples that cannot be read or decoded: "raise", "substitute" or "ignore"; or an
             `OnError`, which explains them, and how many are too many. `loader.errors` lists those met.
         options: `Options` of the backend: threads, prefetch.
@@ -95,6 +98,7 @@ class Loader:
         sharding: Sharding | None = None,
         sampler: object = None,
         fields: Sequence[str] = ("image", "label"),
+        collate: Collate | Callable[[list[tuple[Any, ...]]], Any] | None = None,
         on_error: Policy | OnError = "raise",
         options: Options | None = None,
     ) -> None:
@@ -116,8 +120,8 @@ class Loader:
         self._source = open_source(source)
         if len(self._source) == 0:
             raise ConfigError(f"{self._source.uri} has no samples", field="source", value=self._source.uri)
-        self._fields = _check_fields(fields, self._source)
-        self._on_error = _check_on_error(on_error, self._fields, self._source)
+        self._fields = Fields(fields, self._source, collate, self._choice.device)
+        self._on_error = _check_on_error(on_error, self._fields.names, self._source)
         self._ordering = choose_ordering(
             sampler,
             self._source,
@@ -144,7 +148,7 @@ class Loader:
         """Batches in a full epoch on this rank."""
         return self._count_batches(start=0)
 
-    def __iter__(self) -> Iterator[tuple[Any, ...]]:
+    def __iter__(self) -> Iterator[Any]:
         """Begin an epoch, as the class says."""
         if self._closed:
             raise StateError("this Loader is closed: make a new one", expected="open", actual="closed")
@@ -364,7 +368,7 @@ class Loader:
         if self._iteration is not None:
             self._iteration.close()
 
-    def _next(self, iteration: Iteration) -> tuple[Any, ...]:
+    def _next(self, iteration: Iteration) -> Any:
         if iteration is not self._iteration:
             raise StateError(
                 "this iterator was ended by a newer iter() of the same Loader, by set_epoch or by load_state_dict: "
@@ -374,47 +378,18 @@ class Loader:
             )
         if iteration.batches == 0:
             self._begun = True
-        batch = iteration.next_batch(self._batch)
+        batch = iteration.next_batch(self._fields)
         self._begun = True
         return batch
 
-    def _batch(self, batch: Finished) -> tuple[Any, ...]:
-        return tuple(self._field(name, batch) for name in self._fields)
 
-    def _field(self, name: str, batch: Finished) -> Any:
-        records, device = batch.records, self._choice.device
-        if name == "image":
-            return batch.images
-        if name == "label":
-            return _stack(name, self._labels(batch), device)
-        if name == "index":
-            return _stack(name, [record.index for record in records], device)
-        if name == "valid":
-            return torch.from_numpy(batch.valid).to(device)
-        if name == "key":
-            return [record.key for record in records]
-        if name == "path":
-            return [record.path for record in records]
-        values = {row: record.columns[name] for row, record in enumerate(records) if row not in batch.unread}
-        return _stack(name, _filled(values, len(records)), device)
-
-    def _labels(self, batch: Finished) -> list[Any]:
-        labels = {row: record.label for row, record in enumerate(batch.records) if row not in batch.unread}
-        if batch.unread and (known := self._source.labels) is not None:
-            labels |= {row: known[batch.records[row].index] for row in batch.unread}
-        for row in batch.ignored & labels.keys():
-            if _kind(labels[row]) == "integer":
-                labels[row] = IGNORED_LABEL
-        return _filled(labels, len(batch.records))
-
-
-class _Batches(Iterator[tuple[Any, ...]]):
+class _Batches(Iterator[Any]):
     """What `iter(loader)` returns. Keeps its Loader alive."""
 
     def __init__(self, loader: Loader, iteration: Iteration) -> None:
         self._loader, self._iteration = loader, iteration
 
-    def __next__(self) -> tuple[Any, ...]:
+    def __next__(self) -> Any:
         return self._loader._next(self._iteration)
 
     def __len__(self) -> int:
@@ -463,23 +438,6 @@ def _check_kind(field: str, value: Config | None, kind: type[Config]) -> Config:
     )
 
 
-def _check_fields(fields: Sequence[str], source: Source) -> tuple[str, ...]:
-    allowed = (*FIELDS, *source.columns)
-    if (
-        isinstance(fields, str)
-        or not isinstance(fields, Sequence)
-        or not fields
-        or any(name not in allowed for name in fields)
-    ):
-        raise ConfigError(
-            f"fields={fields!r} is not valid: it must be a sequence of {', '.join(allowed)}",
-            field="fields",
-            value=fields,
-            allowed=allowed,
-        )
-    return tuple(fields)
-
-
 def _check_on_error(on_error: Policy | OnError, fields: tuple[str, ...], source: Source) -> OnError:
     found = on_error if isinstance(on_error, OnError) else OnError(on_error)
     if found.policy == "ignore" and "label" in fields and "valid" not in fields:
@@ -487,60 +445,10 @@ def _check_on_error(on_error: Policy | OnError, fields: tuple[str, ...], source:
         if labels is None or labels.dtype.kind not in "iub" or labels.ndim != 1:
             kind = "not known before they are read" if labels is None else f"{labels.dtype} of shape {labels.shape[1:]}"
             raise ConfigError(
-                f"on_error='ignore' marks bad samples by the label {IGNORED_LABEL}, but the labels of {source.uri} are "
+                f"on_error='ignore' marks bad samples by the label {IGNORED}, but the labels of {source.uri} are "
                 f"{kind}: add 'valid' to fields, which tells them apart, or use on_error='substitute'",
                 field="on_error",
                 value="ignore",
                 allowed=("raise", "substitute", "ignore with 'valid' in fields"),
             )
     return found
-
-
-def _filled(values: Mapping[int, Any], count: int) -> list[Any]:
-    """One value for each row: what is missing, of rows that nobody could read, is something of the others' kind."""
-    if len(values) == count:
-        return list(values.values()) if list(values) == list(range(count)) else [values[row] for row in range(count)]
-    some = next(iter(values.values()), None)
-    blank: Any = None
-    if some is None or _kind(some) == "integer":
-        blank = IGNORED_LABEL
-    elif _kind(some) == "float":
-        blank = 0.0
-    elif isinstance(some, np.ndarray):
-        blank = np.zeros_like(some)
-    elif isinstance(some, torch.Tensor):
-        blank = torch.zeros_like(some)
-    elif isinstance(some, str | bytes):
-        blank = type(some)()
-    return [values.get(row, blank) for row in range(count)]
-
-
-def _kind(value: object) -> str:
-    if isinstance(value, bool | int | np.integer | np.bool_):
-        return "integer"
-    if isinstance(value, float | np.floating):
-        return "float"
-    return type(value).__name__
-
-
-def _stack(field: str, values: list[Any], device: torch.device) -> Any:
-    """Numbers and arrays of one shape as a tensor on the device; anything else stays a list."""
-    kinds = {_kind(value): value for value in values}
-    if len(kinds) > 1:
-        found = " and ".join(f"{value!r} ({kind})" for kind, value in kinds.items())
-        raise SourceError(f"{field} is {found} in one batch: the source must give values of one type")
-    first = values[0]
-    try:
-        if "integer" in kinds:
-            tensor = torch.tensor([int(value) for value in values], dtype=torch.int64)
-        elif "float" in kinds:
-            tensor = torch.tensor([float(value) for value in values], dtype=torch.float32)
-        elif isinstance(first, np.ndarray):
-            tensor = torch.from_numpy(np.stack(values))
-        elif isinstance(first, torch.Tensor):
-            tensor = torch.stack(values)
-        else:
-            return values
-    except (TypeError, ValueError, RuntimeError) as error:  # ragged, too large for int64, or of a dtype torch lacks
-        raise SourceError(f"the values of {field} in a batch make no tensor: {error}") from error
-    return tensor.to(device)

@@ -43,7 +43,7 @@ class FakeBackend:
                 return
             made_from = torch.tensor(np.stack([plan.index, plan.occurrence, plan.box[:, 1]], axis=1)).float()
             errors = {row: self.bad[r.index] for row, r in enumerate(records) if r.index in self.bad}
-            future.set_result(Applied(made_from[:, :, None, None].expand(-1, -1, 16, 16), errors))
+            future.set_result(Applied(made_from[:, :, None, None].repeat(1, 1, 16, 16), errors))
 
         if delay_s:
             threading.Timer(delay_s, finish).start()

@@ -44,13 +44,10 @@ def collated(column: Column, kind: Kind | None, device: torch.device) -> dict[st
         return _padded(column, kind, device)
     if isinstance(kind, Ragged):
         return _ragged(column, kind, device)
-    filled = Column(name=column.name, values=_filled(column), named=column.named)
+    whole = Column(name=column.name, values=filled(column), named=column.named)
     if isinstance(kind, Keep):
-        return {column.name: list(filled.values)}
-    if isinstance(kind, Stack):
-        found = stacked(filled, _dtype(kind))
-    else:
-        found = _inferred(filled)
+        return {column.name: list(whole.values)}
+    found = stacked(whole, _dtype(kind)) if isinstance(kind, Stack) else _inferred(whole)
     return {column.name: found.to(device) if isinstance(found, torch.Tensor) else found}
 
 
@@ -153,8 +150,8 @@ def _kind(value: object) -> str:
     return "a float" if isinstance(value, float | np.floating) else f"of type {type(value).__name__}"
 
 
-def _filled(column: Column) -> Sequence[Any]:
-    """The values, with something of the others' kind in rows that nobody could read."""
+def filled(column: Column) -> Sequence[Any]:
+    """The values of a column, with something of the others' kind in rows that nobody could read."""
     if not column.absent:
         return column.values
     some = next((value for row, value in enumerate(column.values) if row not in column.absent), None)
