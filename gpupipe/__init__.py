@@ -29,9 +29,15 @@ if TYPE_CHECKING:
     from gpupipe.faults import BadSample as BadSample
     from gpupipe.faults import BadSamples as BadSamples
     from gpupipe.faults import OnError as OnError
+    from gpupipe.inspection import Inspection as Inspection
+    from gpupipe.inspection import inspect_source as inspect_source
     from gpupipe.loader import Loader as Loader
     from gpupipe.measure.bench import BenchReport as BenchReport
     from gpupipe.measure.bench import bench as bench
+    from gpupipe.measure.selfcheck import SelfCheck as SelfCheck
+    from gpupipe.measure.selfcheck import selfcheck as selfcheck
+    from gpupipe.packing import PackOptions as PackOptions
+    from gpupipe.packing import pack as pack
     from gpupipe.parity import Report as Report
     from gpupipe.parity import check_parity as check_parity
     from gpupipe.plan import make_plan as make_plan
@@ -76,11 +82,13 @@ _PUBLIC = {
     "Grayscale": "gpupipe.recipe",
     "ImageFolder": "gpupipe.sources.folder",
     "Keep": "gpupipe.collating.kinds",
+    "Inspection": "gpupipe.inspection",
     "Loader": "gpupipe.loader",
     "Normalize": "gpupipe.recipe",
     "OnError": "gpupipe.faults",
     "Options": "gpupipe.backends.base",
     "Output": "gpupipe.recipe",
+    "PackOptions": "gpupipe.packing",
     "Pad": "gpupipe.collating.kinds",
     "Ragged": "gpupipe.collating.kinds",
     "RandomGrayscale": "gpupipe.recipe",
@@ -93,6 +101,7 @@ _PUBLIC = {
     "Report": "gpupipe.parity",
     "Resize": "gpupipe.recipe",
     "ShardOrder": "gpupipe.sampling.samplers",
+    "SelfCheck": "gpupipe.measure.selfcheck",
     "Sharding": "gpupipe.sampling.samplers",
     "ShuffleQuality": "gpupipe.sampling.shuffle_quality",
     "SourceError": "gpupipe.errors",
@@ -102,9 +111,12 @@ _PUBLIC = {
     "bench": "gpupipe.measure.bench",
     "check_parity": "gpupipe.parity",
     "collate": "gpupipe.collating.samples",
+    "inspect_source": "gpupipe.inspection",
     "make_plan": "gpupipe.plan",
     "measure_costs": "gpupipe.sampling.cost",
     "open_source": "gpupipe.sources",
+    "pack": "gpupipe.packing",
+    "selfcheck": "gpupipe.measure.selfcheck",
     "shuffle_quality": "gpupipe.sampling.shuffle_quality",
 }
 

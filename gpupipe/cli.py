@@ -185,6 +185,16 @@ def _names(text: str) -> tuple[str, ...]:
     return tuple(name.strip() for name in text.split(",") if name.strip())
 
 
+def _size(text: str) -> int:
+    """Bytes from "500M": K, M, G and T are powers of 1000."""
+    number, power = text, 0
+    if text[-1:].upper() in tuple("KMGT"):
+        number, power = text[:-1], 1 + "KMGT".index(text[-1].upper())
+    if not number.isdecimal() or len(number) > 18:
+        raise argparse.ArgumentTypeError(f"{text!r} is no size like 1000000, 500M or 2G")
+    return int(number) * int(1000**power)
+
+
 # The commands
 
 
@@ -274,7 +284,7 @@ def _bench(arguments: argparse.Namespace) -> int:
     takes its turn in every round. `--against ""` measures gpupipe alone.
     """
     recipe = _recipe(arguments.recipe, arguments)
-    from gpupipe.measure import bench
+    from gpupipe.measure.bench import bench
 
     report = bench(
         arguments.target,
@@ -293,6 +303,105 @@ def _bench(arguments: argparse.Namespace) -> int:
         if not arguments.json:
             print(f"\npicture: {written}")
     return OK
+
+
+@_command(
+    "selfcheck",
+    "what works on this machine, and what to do about the rest; exit status 1 if something fails",
+    _argument("--gpu", action="store_true", help="no usable GPU is a failure (also with GPUPIPE_REQUIRE_GPU=1)"),
+    _argument("--json", action="store_true", help="print JSON instead of the table"),
+)
+def _selfcheck(arguments: argparse.Namespace) -> int:
+    """Look at libraries, devices and decoders, and compare every backend's pixels on generated images.
+
+    Made for new machines, health checks of containers, and bug reports.
+    """
+    from gpupipe.measure.selfcheck import selfcheck
+
+    required = arguments.gpu or os.environ.get("GPUPIPE_REQUIRE_GPU") == "1"
+    found = selfcheck(gpu=required, say=lambda line: print(line, file=sys.stderr, flush=True))
+    print(found.to_json() if arguments.json else found.table())
+    return OK if found.ok else NO
+
+
+@_command(
+    "pack",
+    "copy a data set into tar shards, an LMDB environment, or one mapped file",
+    _argument("source", metavar="SRC", help="a folder of class folders, tar shards, a list, ...: anything that opens"),
+    _argument("dst", metavar="DST", help="a new or empty folder, or that of a run to go on with"),
+    _argument("--format", choices=("tar", "lmdb", "memmap"), default="tar", help="default tar"),
+    _argument("--shard-samples", type=int, metavar="N", help="most samples in a shard (default 10000)"),
+    _argument("--shard-bytes", type=_size, metavar="SIZE", help="most bytes in a shard, like 500M (default 1G)"),
+    _argument("--prefix", default="shard", metavar="NAME", help="shards are NAME-000000.tar, ... (default shard)"),
+    _argument("--shuffle", type=int, metavar="SEED", help="store samples in a random order"),
+    _argument("--resize", type=int, metavar="PX", help="re-encode images whose shorter side is longer than this"),
+    _argument("--quality", type=int, default=90, metavar="Q", help="of re-encoded JPEGs (default 90)"),
+    _argument("--raw", action="store_true", help="memmap: store decoded pixels"),
+    _argument("--on-error", choices=("raise", "skip"), default="raise", help="records that cannot be read (raise)"),
+    _argument("--verify", action="store_true", help="read everything back and compare it"),
+    _argument("--threads", type=int, metavar="N", help="default: as suits this machine"),
+    _argument("--json", action="store_true", help="print the manifest as JSON instead of a summary"),
+)
+def _pack(arguments: argparse.Namespace) -> int:
+    """Copy a data set into few files, with labels, columns and class names; every byte as it is, unless told otherwise.
+
+    A run that was stopped goes on when it is started again with the same arguments. The folder then opens like any
+    other data set, and its tar shards are those of webdataset.
+    """
+    from gpupipe.packing import PackOptions, pack
+
+    names = ("shard_samples", "shard_bytes", "prefix", "shuffle", "resize", "quality", "raw")
+    manifest = pack(
+        arguments.source,
+        arguments.dst,
+        format=arguments.format,
+        options=PackOptions(**{name: getattr(arguments, name) for name in names}),
+        on_error=arguments.on_error,
+        verify=arguments.verify,
+        threads=arguments.threads,
+        progress=_is_terminal(),
+    )
+    print(manifest.to_json() if arguments.json else manifest.table())
+    if arguments.verify and not arguments.json:
+        print("verified: everything read back is as it was written")
+    return OK
+
+
+@_command(
+    "index",
+    "index tar shards or a folder of images, so that they open without being read or listed",
+    _argument("target", metavar="TARGET", help="x.tar, 'x-*.tar', 'x-{000..146}.tar', or a folder of shards or images"),
+    _argument("--label", default="cls", metavar="EXT", help="the label's file in shards: cls, json:path, none (cls)"),
+    _argument("--dali", action="store_true", help="write the .idx files of DALI's webdataset reader, too"),
+    _argument("--json", action="store_true", help="print JSON instead of the summary"),
+)
+def _index(arguments: argparse.Namespace) -> int:
+    """Write the indexes that let a data set open at once. Those that fit are kept, others made anew."""
+    from gpupipe.packing.indexing import index_target
+
+    label = None if arguments.label == "none" else arguments.label
+    found = index_target(arguments.target, label=label, dali=arguments.dali)
+    print(found.to_json() if arguments.json else found.table())
+    return OK
+
+
+@_command(
+    "inspect",
+    "say what is in a data set; exit status 1 if records are unreadable or keys repeated",
+    _argument("target", metavar="TARGET", help="anything that opens"),
+    _argument("--decode", action="store_true", help="decode every image, which finds damage behind the headers"),
+    _argument("--threads", type=int, metavar="N", help="default: as suits this machine"),
+    _argument("--json", action="store_true", help="print JSON instead of the tables"),
+)
+def _inspect(arguments: argparse.Namespace) -> int:
+    """Read every record of a data set: counts, classes, sizes, formats, and what is wrong."""
+    from gpupipe.inspection import inspect_source
+
+    found = inspect_source(
+        arguments.target, decode=arguments.decode, threads=arguments.threads, progress=_is_terminal()
+    )
+    print(found.to_json() if arguments.json else found.table())
+    return OK if found.ok else NO
 
 
 @_command(

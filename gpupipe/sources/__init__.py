@@ -57,7 +57,9 @@ _FORMATS = {
     "packed": _Format("a folder that `gpupipe pack` made", _is_packed, "gpupipe.sources.packed", "open_packed"),
     "lmdb": _Format("an LMDB environment", _is_lmdb, "gpupipe.sources.lmdb", "LmdbSource"),
     "memmap": _Format("a memmap store", _has("data.bin"), "gpupipe.sources.memmap", "MemmapStore"),
-    "folder": _Format("a folder of class folders with images", os.path.isdir, "gpupipe.sources.folder", "ImageFolder"),
+    "folder": _Format(
+        "a folder of class folders with images", os.path.isdir, "gpupipe.sources.folder_index", "open_folder"
+    ),
     "tar": _Format("tar shards (a.tar, *.tar, a-{000..146}.tar)", _is_tar, "gpupipe.sources.tar", "TarShards"),
     "npy": _Format("images.npy beside its labels", _ends(".npy"), "gpupipe.sources.memmap", "ArrayPair"),
     "list": _Format("a list of files", _ends(".csv", ".tsv", ".jsonl"), "gpupipe.sources.file_list", "FileList"),

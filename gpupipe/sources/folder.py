@@ -15,11 +15,16 @@ from gpupipe.errors import SourceError
 from gpupipe.files import read_whole
 from gpupipe.records import Record
 from gpupipe.sources.base import check_index, fingerprint_of, unreadable
+from gpupipe.sources.table import Strings
 
 # torchvision.datasets.folder.IMG_EXTENSIONS
 IMG_EXTENSIONS = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")
 
 _NAMED_AT_MOST = 10
+
+# Classes; folders from the root on; index of each one's first image, and the number of images; class number of each
+# folder; names of the files.
+Listing = tuple[list[str], list[str], list[int], list[int], Strings]
 
 
 class ImageFolder:
@@ -83,8 +88,7 @@ class ImageFolder:
 
         # Names one after another, each with a zero behind it, which no file name can hold.
         self._names = b"".join(blocks)
-        ends = np.flatnonzero(np.frombuffer(self._names, np.uint8) == 0)
-        self._ends = ends.astype(np.uint32 if len(self._names) < 2**32 else np.uint64)
+        self._ends = _small(np.flatnonzero(np.frombuffer(self._names, np.uint8) == 0), len(self._names))
 
     def _check_classes(self, endings: tuple[str, ...]) -> None:
         found = set(self._folder_classes)
@@ -97,6 +101,22 @@ class ImageFolder:
                 "allow_empty=True to keep them as classes",
                 uri=self.root,
             )
+
+    @classmethod
+    def of_listing(cls, root: str, listing: Listing) -> ImageFolder:
+        """The folder at `root`, an absolute path, with what `listing` once gave; nothing is looked up."""
+        folder = cls.__new__(cls)
+        folder.root = root
+        folder.classes, folder._folders, folder._folder_starts, folder._folder_classes, names = listing
+        folder.class_to_idx = {name: number for number, name in enumerate(folder.classes)}
+        folder._names = names.block
+        folder._ends = _small(names.ends, len(names.block))
+        return folder
+
+    def listing(self) -> Listing:
+        """What there is, for `of_listing`."""
+        names = Strings(self._names, self._ends.astype(np.int64))
+        return self.classes, self._folders, self._folder_starts, self._folder_classes, names
 
     def __repr__(self) -> str:
         return f"ImageFolder({self.root!r}: {len(self)} images, {len(self.classes)} classes)"
@@ -151,6 +171,10 @@ class ImageFolder:
 
     def close(self) -> None:
         """Nothing is held open."""
+
+
+def _small(ends: npt.NDArray[np.int64], most: int) -> npt.NDArray[np.uint32] | npt.NDArray[np.uint64]:
+    return ends.astype(np.uint32) if most < 2**32 else ends.astype(np.uint64)
 
 
 def _find_classes(root: str, endings: tuple[str, ...]) -> list[str]:
