@@ -18,7 +18,7 @@ def given_labels(labels: GivenLabels, count: int, uri: str) -> npt.NDArray[Any]:
     """The labels of `count` records as an array.
 
     Args:
-        labels: Numbers, (count, ...): an array, a sequence, or the path of an ``.npy`` file.
+        labels: Numbers, (count, ...): an array, a tensor, a sequence, or the path of an ``.npy`` file.
         count: How many records there are.
         uri: Of the data set, for messages.
 
@@ -43,7 +43,7 @@ def given_labels(labels: GivenLabels, count: int, uri: str) -> npt.NDArray[Any]:
         named = f"labels of {path!r}"
     else:
         try:
-            array = np.array(labels)
+            array = as_array(labels)
         except ValueError as error:  # ragged
             raise _bad_labels(labels, f"make no array: {error}", count, uri) from error
         named = "labels"
@@ -52,6 +52,16 @@ def given_labels(labels: GivenLabels, count: int, uri: str) -> npt.NDArray[Any]:
     if array.shape[:1] != (count,):
         raise _bad_labels(labels, f"have the shape {array.shape}", count, uri, named)
     return array
+
+
+def as_array(values: Any) -> npt.NDArray[Any]:
+    """An array of its own of a sequence, an array, or a tensor of any device.
+
+    Raises:
+        ValueError: They are ragged.
+    """
+    # NumPy warns of torch's tensors, which have no `copy` in their `__array__`.
+    return np.array(values.detach().cpu().numpy() if hasattr(values, "detach") else values)
 
 
 def _bad_labels(labels: object, what: str, count: int, uri: str, named: str = "labels") -> ConfigError:
