@@ -11,7 +11,7 @@ from gpupipe.packing.options import Format
 from gpupipe.packing.stores import Store
 from gpupipe.sources import lmdb, memmap
 from gpupipe.sources.table import Table
-from gpupipe.sources.tar_index import JOINT, join_tables, load_tables
+from gpupipe.sources.tar_index import JOINT, join_tables, load_tables, sidecar_path, write_sidecar
 from gpupipe.sources.tar_samples import Layout
 
 
@@ -73,10 +73,13 @@ def _index_shards(folder: str, shards: list[str], contents: Contents) -> None:
     label = None
     if labels is not None and labels.dtype.kind in "iuf" and labels.ndim <= 2:
         label = "cls" if labels.dtype.kind != "f" and labels.ndim == 1 else "json:label"
-    index = join_tables(shards, load_tables(shards, Layout(label=label)), contents.classes or ())
+    layout = Layout(label=label)
+    tables = load_tables(shards, layout)
+    for shard in shards:
+        if not os.path.exists(sidecar_path(shard, layout)):
+            write_sidecar(shard, layout)  # it went elsewhere, as there was no room: that is an error here
+    index = join_tables(shards, tables, contents.classes or ())
     if index.keys.block != contents.table.keys.block:
         raise SourceError(f"the shards in {folder!r} do not hold the samples that were written: pack anew", uri=folder)
     # The labels of the source, whose type the shards do not tell.
-    replace(index, labels=labels, meta={**index.meta, "columns": dict(contents.kinds)}).save(
-        os.path.join(folder, JOINT)
-    )
+    replace(index, labels=labels).save(os.path.join(folder, JOINT))

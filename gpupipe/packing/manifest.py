@@ -75,7 +75,7 @@ class Manifest:
         records: How many samples the pack holds.
         labels: Their "kind" (integer, float, boolean, none), "dtype" and "shape".
         classes: Names of the classes, where the source has them.
-        columns: Names of the further values of each record.
+        columns: The kind of each further value of the records, by name; see `gpupipe.sources.values.kind_of`.
         fingerprint: Of the pack as a source.
         changed: How many images are not the bytes of the source: made smaller, decoded to pixels, or, from pixels,
             encoded.
@@ -89,7 +89,7 @@ class Manifest:
     records: int
     labels: Mapping[str, Any]
     classes: tuple[str, ...] | None
-    columns: tuple[str, ...]
+    columns: Mapping[str, str]
     fingerprint: str
     changed: int
     skipped: tuple[Skipped, ...]
@@ -159,7 +159,7 @@ class Manifest:
             classes = found.pop("classes")
             return cls(
                 classes=None if classes is None else tuple(classes),
-                columns=tuple(found.pop("columns")),
+                columns=dict(found.pop("columns")),
                 skipped=tuple(Skipped(**each) for each in found.pop("skipped")),
                 renamed=tuple(Renamed(**each) for each in found.pop("renamed")),
                 files=tuple(PackedFile(**each) for each in found.pop("files")),

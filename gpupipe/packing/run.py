@@ -259,7 +259,7 @@ class _Packing:
             records=len(table),
             labels=self.labels.to_dict(),
             classes=None if classes is None else tuple(classes),
-            columns=tuple(self.kinds),
+            columns=self.kinds,
             fingerprint=table.fingerprint,
             changed=sum(each.meta["changed"] for each in tables),
             skipped=tuple(skipped),

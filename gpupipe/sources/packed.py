@@ -16,7 +16,6 @@ from gpupipe.records import Record
 from gpupipe.sources.base import Source
 from gpupipe.sources.lmdb import LmdbSource
 from gpupipe.sources.memmap import MemmapStore
-from gpupipe.sources.table import Table
 from gpupipe.sources.tar import TarShards
 from gpupipe.sources.tar_index import JOINT
 from gpupipe.sources.values import to_bytes
@@ -39,22 +38,26 @@ def open_packed(path: str | os.PathLike[str]) -> Source:
         SourceError: The pack is not finished, or damaged.
     """
     folder = os.path.abspath(os.path.expanduser(os.fsdecode(path)))
-    format = _format(folder)
+    format, kinds = _manifest(folder)
     if format == "lmdb":
         return LmdbSource(folder)
     if format == "memmap":
         return MemmapStore(folder)
     if format == "tar":
-        return _open_shards(os.path.join(folder, JOINT))
+        index = os.path.join(folder, JOINT)
+        if not kinds:
+            return TarShards.from_index(index)
+        return PackedShards(TarShards.from_index(index, columns=("json",)), kinds)
     raise SourceError(f"{folder!r} is a pack of format {format!r}, which this gpupipe does not know", uri=folder)
 
 
-def _format(folder: str) -> str:
+def _manifest(folder: str) -> tuple[str, dict[str, str]]:
+    """The format, and the kind of each column."""
     path = os.path.join(folder, MANIFEST)
     try:
         with open(path, encoding="utf-8") as file:
             found = json.load(file)
-        return str(found["format"])
+        return str(found["format"]), dict(found["columns"])
     except FileNotFoundError as error:
         if os.path.isdir(os.path.join(folder, UNFINISHED)):
             raise SourceError(
@@ -133,13 +136,6 @@ class PackedShards:
     def close(self) -> None:
         """Let go of the maps of this process."""
         self._inner.close()
-
-
-def _open_shards(index: str) -> Source:
-    kinds = Table.load(index).meta.get("columns", {})
-    if not kinds:
-        return TarShards.from_index(index)
-    return PackedShards(TarShards.from_index(index, columns=("json",)), kinds)
 
 
 # --- columns as JSON: in the .json files of tar shards ---

@@ -4,9 +4,11 @@ import hashlib
 import io
 import json
 import os
+import pickle
 import subprocess
 import sys
 import tarfile
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -174,7 +176,8 @@ def test_pack_keeps_columns(tmp_path, format):
     ]
     source = ListSource([(f"{n}.jpg", images.jpeg(images.photo(9, 9, n)), n) for n in range(3)], columns)
     manifest, found = packed(source, tmp_path, format, PackOptions(shard_samples=2))
-    assert found.columns == manifest.columns == tuple(columns[0])
+    assert found.columns == tuple(manifest.columns) == tuple(columns[0])
+    assert manifest.columns["box"] == "array"
     for index, wanted in enumerate(columns):
         there = dict(found[index].columns)
         box, wanted_box = there.pop("box"), wanted["box"]
@@ -485,3 +488,44 @@ def test_verify_finds_labels_that_are_not_the_sources(tmp_path, image_folder, fo
     other.labels = source.labels[::-1].copy()
     with pytest.raises(SourceError, match="labels are not those of the source"):
         verify_pack(tmp_path / "packed", source=other)
+
+
+# --- sources of packs ---
+
+
+def test_packed_shards_with_columns_work_in_threads_and_after_pickling(tmp_path):
+    columns = [{"text": str(n)} for n in range(6)]
+    source = ListSource([(f"{n}.jpg", images.jpeg(images.photo(9, 9, n)), n) for n in range(6)], columns)
+    pack(source, tmp_path / "packed", options=SMALL)
+    found = pickle.loads(pickle.dumps(gp.open_source(tmp_path / "packed")))
+    with ThreadPoolExecutor(4) as pool:
+        there = list(pool.map(lambda index: found[index].columns["text"], [*range(6)] * 20))
+    assert there == [str(n) for n in range(6)] * 20
+    assert found.shard_starts.tolist() == [0, 4, 6]
+    found.close()
+    assert found[5].columns == {"text": "5"}
+    assert "PackedShards" in repr(found)
+
+
+def test_packed_shards_with_a_json_of_somebody_else_raise(tmp_path):
+    source = ListSource([("a.jpg", b"x", 0)], [{"text": "abc"}])
+    pack(source, tmp_path / "packed")
+    manifest = json.loads((tmp_path / "packed" / "manifest.json").read_text())
+    manifest["columns"]["other"] = "str"
+    (tmp_path / "packed" / "manifest.json").write_text(json.dumps(manifest))
+    with pytest.raises(RecordError, match="without its columns"):
+        gp.open_source(tmp_path / "packed")[0]
+
+
+@each_format
+def test_pack_gives_the_batches_of_its_folder(tmp_path, image_folder, format):
+    pack(image_folder, tmp_path / "packed", format=format, options=SMALL)
+    recipe = gp.Recipe.train(size=32)
+    arguments = {"batch_size": 8, "shuffle": True, "seed": 1, "backend": "torchvision", "device": "cpu"}
+    with (
+        gp.Loader(image_folder, recipe, **arguments) as one,
+        gp.Loader(tmp_path / "packed", recipe, **arguments) as two,
+    ):
+        for (pixels, labels), (wanted, wanted_labels) in zip(two, one, strict=True):
+            np.testing.assert_array_equal(pixels, wanted)
+            np.testing.assert_array_equal(labels, wanted_labels)
