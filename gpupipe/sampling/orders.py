@@ -30,7 +30,9 @@ class EpochOrder(Protocol):
         """Rows of the epoch, over all ranks, before padding."""
 
     def at(self, positions: I64) -> tuple[I64, I64]:
-        """Indices and occurrences at positions of the order; behind its end it begins again, as padding does.
+        """Indices and occurrences at positions of the order; behind its end come repeats, for padding.
+
+        Most orders begin again there, as DistributedSampler's padding does.
 
         Args:
             positions: int64 (n,), not negative.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sized
 
 import numpy as np
 import numpy.typing as npt
@@ -98,7 +98,7 @@ class LaneOrder(ArrayOrder):
         return range(int(self._starts[shard]), int(self._starts[shard + 1]))
 
 
-def shard_starts_of(source: object) -> I64:
+def shard_starts_of(source: Sized) -> I64:
     """Where each shard of a source begins.
 
     Args:
@@ -122,7 +122,7 @@ def shard_starts_of(source: object) -> I64:
             allowed="global",
         )
     starts = np.asarray(found)
-    samples = len(source)  # type: ignore[arg-type]
+    samples = len(source)
     whole = starts.ndim == 1 and len(starts) > 1 and starts.dtype.kind in "iu"
     if not whole or starts[0] != 0 or starts[-1] != samples or (np.diff(starts.astype(np.int64)) < 0).any():
         raise SourceError(

@@ -331,7 +331,7 @@ def test_world_size_that_cannot_share_the_lanes_raises_naming_those_that_can(lan
 
 
 @pytest.mark.parametrize("field", ["lanes", "window"])
-@pytest.mark.parametrize("value", [0, -1, 1.5, True, "4", None])
+@pytest.mark.parametrize("value", [0, -1, 1.5, True, "4", None, 1 << 63])
 def test_shard_order_that_is_no_positive_integer_raises(field, value):
     with pytest.raises(ConfigError, match=f"{field}=") as raised:
         gp.ShardOrder(**{field: value})
@@ -373,6 +373,11 @@ def test_shard_starts_of_small_unsigned_integers_are_taken():
     source.shard_starts = np.array([0, 9, 9, 18], np.uint8)
     found = shard_starts_of(source)
     assert (found.tolist(), found.dtype) == ([0, 9, 9, 18], np.int64)
+
+
+def test_lanes_and_windows_far_larger_than_the_data_set_are_one_lane_for_each_sample():
+    found = shuffled_lanes(starts_of([2, 0, 3]), gp.ShardOrder(lanes=1 << 16, window=(1 << 63) - 1), seed=0, epoch=0)
+    assert sorted(found.tolist()) == list(range(5))
 
 
 def test_lanes_in_turn_of_fewer_elements_than_lanes_keeps_them():
