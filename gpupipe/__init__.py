@@ -53,8 +53,10 @@ if TYPE_CHECKING:
     from gpupipe.recipe import Recipe as Recipe
     from gpupipe.recipe import Resize as Resize
     from gpupipe.records import Record as Record
+    from gpupipe.sampling.batch_sampler import BatchSampler as BatchSampler
     from gpupipe.sampling.cost import CostAware as CostAware
     from gpupipe.sampling.cost import measure_costs as measure_costs
+    from gpupipe.sampling.length import LengthBuckets as LengthBuckets
     from gpupipe.sampling.samplers import Sharding as Sharding
     from gpupipe.sampling.samplers import ShardOrder as ShardOrder
     from gpupipe.sampling.samplers import Weighted as Weighted
@@ -71,6 +73,7 @@ _PUBLIC = {
     "BackendUnavailable": "gpupipe.errors",
     "BadSample": "gpupipe.faults",
     "BadSamples": "gpupipe.faults",
+    "BatchSampler": "gpupipe.sampling.batch_sampler",
     "BenchReport": "gpupipe.measure.bench",
     "CenterCrop": "gpupipe.recipe",
     "Collate": "gpupipe.collating.kinds",
@@ -81,8 +84,9 @@ _PUBLIC = {
     "GpupipeError": "gpupipe.errors",
     "Grayscale": "gpupipe.recipe",
     "ImageFolder": "gpupipe.sources.folder",
-    "Keep": "gpupipe.collating.kinds",
     "Inspection": "gpupipe.inspection",
+    "Keep": "gpupipe.collating.kinds",
+    "LengthBuckets": "gpupipe.sampling.length",
     "Loader": "gpupipe.loader",
     "Normalize": "gpupipe.recipe",
     "OnError": "gpupipe.faults",
@@ -100,8 +104,8 @@ _PUBLIC = {
     "RecordError": "gpupipe.errors",
     "Report": "gpupipe.parity",
     "Resize": "gpupipe.recipe",
-    "ShardOrder": "gpupipe.sampling.samplers",
     "SelfCheck": "gpupipe.measure.selfcheck",
+    "ShardOrder": "gpupipe.sampling.samplers",
     "Sharding": "gpupipe.sampling.samplers",
     "ShuffleQuality": "gpupipe.sampling.shuffle_quality",
     "SourceError": "gpupipe.errors",

@@ -6,7 +6,6 @@ for the slowest.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Literal, Protocol, cast
@@ -17,9 +16,9 @@ import numpy.typing as npt
 from gpupipe.errors import ConfigError, RecordError
 from gpupipe.headers import scan_record
 from gpupipe.records import Record
-from gpupipe.sampling.orders import I64, ArrayOrder, Definition, EpochOrder, check_same, digest, mismatch
-from gpupipe.sampling.rank import Ranks
-from gpupipe.sampling.samplers import SeededOrdering, agree_on, check_one_each, numbers
+from gpupipe.sampling.batched import BatchedOrdering
+from gpupipe.sampling.orders import I64, Definition, digest
+from gpupipe.sampling.samplers import check_one_each, numbers
 
 F64 = npt.NDArray[np.float64]
 Cost = Literal["bytes", "pixels"]
@@ -93,7 +92,7 @@ class CostAware:
             )
 
 
-class CostOrdering(SeededOrdering):
+class CostOrdering(BatchedOrdering):
     """The orders of a `CostAware`.
 
     Args:
@@ -117,41 +116,20 @@ class CostOrdering(SeededOrdering):
                 "window": config.window,
                 "batch_size": batch_size,
                 "world_size": world_size,
-            }
+            },
+            samples=len(self._costs),
+            what="costs",
         )
 
-    def length(self, epoch: int) -> int:
-        """See `Ordering.length`."""
-        del epoch
-        return len(self._costs)
-
-    def draw(self, epoch: int) -> ArrayOrder:
-        """See `Ordering.draw`."""
-        return self._draw(epoch, self._made_from)
-
-    def agree(self, held: Callable[[], EpochOrder], ranks: Ranks) -> EpochOrder:
-        """See `Ordering.agree`."""
-        return agree_on("the costs and the order made from them", held, ranks)
-
-    def restore(self, saved: Definition, epoch: int, *, begun: bool) -> EpochOrder | None:
-        """See `Ordering.restore`: batch_size and world_size stay the saved ones until the epoch is over."""
-        check_same(saved, self._made_from, ignore=frozenset(("batch_size", "world_size")))
-        if not begun or saved == self._made_from:
-            return None
-        for name in ("batch_size", "world_size"):
-            if not isinstance(saved.get(name), int) or saved[name] < 1:
-                raise mismatch({name: (saved.get(name), self._made_from[name])})
-        return self._draw(epoch, saved)
-
-    def _draw(self, epoch: int, made_from: Definition) -> ArrayOrder:
-        order = balanced_order(
+    def order(self, epoch: int, made_from: Definition) -> I64:
+        """See `BatchedOrdering.order`."""
+        return balanced_order(
             self._costs,
             seed=self._seed + epoch,
             batch_size=made_from["batch_size"],
             world_size=made_from["world_size"],
             window=made_from["window"],
         )
-        return ArrayOrder(order, length=len(order), made_from=made_from)
 
 
 def balanced_order(costs: F64, *, seed: int, batch_size: int, world_size: int, window: int) -> I64:

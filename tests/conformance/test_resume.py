@@ -48,6 +48,7 @@ ORDERS = {
     "set_epoch": lambda: {"sampler": EpochSampler(LENGTH)},
     "own state": lambda: {"sampler": StatefulSampler(LENGTH)},
     "cost": lambda: {"sampler": gp.CostAware(np.arange(LENGTH) ** 2, window=3)},
+    "length": lambda: {"sampler": gp.LengthBuckets(np.arange(LENGTH) % 11, window=3)},
     "shards": lambda: {"shuffle": True, "order": SHARDS},
     "shards in turn": lambda: {"order": SHARDS},
 }
@@ -292,6 +293,8 @@ class Change:
         Change("random", {"sampler": RandomSampler(range(LENGTH))}, "had a generator of its own"),
         Change("own state", {"sampler": ForgetfulSampler(LENGTH)}, "had a state_dict of its own"),
         Change("cost", {"sampler": gp.CostAware(np.ones(LENGTH), window=3)}, "costs was"),
+        Change("length", {"sampler": gp.LengthBuckets(np.ones(LENGTH), window=3)}, "lengths was"),
+        Change("length", {"sampler": gp.LengthBuckets(np.arange(LENGTH) % 11)}, "window was 3 and is 64 here"),
         Change("shards", {"shuffle": True}, "kind was 'shards' and is 'default' here"),
         Change(
             "shuffle", {"shuffle": True, "sharding": gp.Sharding(order="shards")}, "kind was 'default' and is 'shar"
@@ -428,6 +431,8 @@ def test_repeats_of_any_sampler_get_different_crops():
         ({"sharding": gp.Sharding(sampler_scope="rank"), "sampler": gp.Weighted([1])}, "sharding.sampler_scope"),
         ({"sampler": gp.Weighted([1, 2])}, "weights"),
         ({"sampler": gp.CostAware([1, 2])}, "cost"),
+        ({"sampler": gp.LengthBuckets([1, 2])}, "lengths"),
+        ({"shuffle": True, "sampler": gp.LengthBuckets(np.ones(LENGTH))}, "shuffle"),
         ({"sampler": [LENGTH]}, "sampler"),
         ({"sampler": [1], "sharding": gp.Sharding(order="shards")}, "sharding.order"),
         ({"sharding": gp.Sharding(sampler_scope="rank", order="shards")}, "sharding.sampler_scope"),
