@@ -19,6 +19,11 @@ from gpupipe.files import replacing
 from gpupipe.sources.base import fingerprint_of
 
 VERSION = 1
+# RuntimeError is what `zipfile` raises for bits that ask for a password, or for a compression it does not know.
+_UNREADABLE = (
+    *(OSError, ValueError, KeyError, TypeError, EOFError, MemoryError, RuntimeError),
+    *(zipfile.BadZipFile, zlib.error),
+)
 _ARRAYS = ("labels", "offsets", "sizes_bytes", "shapes_px")
 
 
@@ -113,7 +118,12 @@ class Table:
         """
         arrays = {name: array for name in _ARRAYS if (array := getattr(self, name)) is not None}
         arrays |= {f"extra.{name}": array for name, array in self.extra.items()}
-        head = {"gpupipe_table": VERSION, "records": len(self), "meta": dict(self.meta)}
+        head = {
+            "gpupipe_table": VERSION,
+            "records": len(self),
+            "arrays": sorted(arrays),
+            "meta": dict(self.meta),
+        }
         try:
             with replacing(path) as part, open(part, "wb") as file:
                 np.savez(
@@ -147,6 +157,8 @@ class Table:
                     f"{path!r} is of version {version}, and this gpupipe reads version {VERSION}: make it anew",
                     uri=path,
                 )
+            if sorted(found.keys() - {"keys", "key_ends"}) != head["arrays"]:  # a ZIP's list of names has no checksum
+                raise ValueError(f"it holds {', '.join(found)}")
             table = cls(
                 keys=Strings(found.pop("keys").tobytes(), found.pop("key_ends")),
                 extra={name[6:]: array for name, array in found.items() if name.startswith("extra.")},
@@ -156,7 +168,7 @@ class Table:
             table._check(head["records"])
         except SourceError:
             raise
-        except (OSError, ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+        except _UNREADABLE as error:
             raise SourceError(
                 f"{path!r} is no table of records, or damaged ({error}): make it anew", uri=path
             ) from error

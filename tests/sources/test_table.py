@@ -183,7 +183,8 @@ def saved(tmp_path, **changes):
 
 
 def head(**values):
-    made = {"gpupipe_table": table_module.VERSION, "records": 5, "meta": {}} | values
+    arrays = ["extra.any", "extra.labels", "labels", "offsets", "shapes_px", "sizes_bytes"]
+    made = {"gpupipe_table": table_module.VERSION, "records": 5, "arrays": arrays, "meta": {}} | values
     return np.frombuffer(json.dumps(made).encode(), np.uint8)
 
 
@@ -197,6 +198,10 @@ ENDS = full().keys.ends
         {"head": np.frombuffer(b"{", np.uint8)},
         {"head": np.frombuffer(b"[]", np.uint8)},
         {"head": head(records=4)},
+        {"head": head(arrays=[])},
+        {"labels": None},
+        {"extra.any": None},
+        {"more": np.arange(3)},
         {"head": head(records="5")},
         {"keys": None},
         {"key_ends": None},
@@ -227,7 +232,7 @@ def test_table_cut_or_overwritten_anywhere_raises_or_is_right(tmp_path):
     path = tmp_path / "a.npz"
     full().save(path)
     whole = path.read_bytes()
-    for place in range(0, len(whole), 37):
+    for place in range(0, len(whole), 29):
         path.write_bytes(whole[:place])
         with pytest.raises(SourceError, match=r"a\.npz"):
             Table.load(path)
@@ -237,6 +242,19 @@ def test_table_cut_or_overwritten_anywhere_raises_or_is_right(tmp_path):
         except SourceError:
             continue
         equal(loaded, full())
+
+
+@pytest.mark.parametrize(("place", "value"), [(6, 1), (6, 32), (8, 99), (4, 99)])
+def test_table_with_bits_of_its_zip_overwritten_raises(tmp_path, place, value):
+    """Encrypted, patched, of another compression, for a later program."""
+    path = tmp_path / "a.npz"
+    full().save(path)
+    data = bytearray(path.read_bytes())
+    entry = data.index(b"PK\x01\x02")
+    data[entry + 2 + place] = data[place] = value
+    path.write_bytes(data)
+    with pytest.raises(SourceError, match="no table of records"):
+        Table.load(path)
 
 
 def test_table_of_another_version_says_so(tmp_path):
