@@ -48,6 +48,12 @@ def index_path(path: str | os.PathLike[str]) -> str:
     return os.path.join(path, "index.npz") if os.path.isdir(path) else f"{path}.index.npz"
 
 
+def list_path(path: str | os.PathLike[str]) -> str:
+    """Where the list of an environment that is not packed is kept, which can be thrown away at any time."""
+    path = os.fspath(path)
+    return os.path.join(path, "list.npz") if os.path.isdir(path) else f"{path}.list.npz"
+
+
 def db_key(key: str, column: str | None = None) -> bytes:
     r"""The key in the database of a record's image, or of one of its columns.
 
@@ -287,31 +293,34 @@ class LmdbSource:
 
 
 def _table_of(path: str, handle: Any) -> Table:
-    """The index of an environment, made if there is none."""
+    """The index of a packed environment, or the list of any other one."""
     place = index_path(path)
-    table = None
-    if os.path.isfile(place):
+    if not os.path.isfile(place):
+        return _list_of(path, handle)
+    table = Table.load(place)
+    if table.meta.get("layout") != PACKED:
+        raise SourceError(f"{place!r} belongs to something else: move it away from the LMDB environment", uri=path)
+    entries = handle.stat()["entries"]
+    if entries < len(table):
+        raise SourceError(
+            f"{path!r} has {entries} entries, and its index lists {len(table)} images: pack it anew, or remove "
+            f"{place!r} to open it without labels",
+            uri=path,
+        )
+    return table
+
+
+def _list_of(path: str, handle: Any) -> Table:
+    """The list of an environment of others, made if there is none, or none that fits."""
+    place, state = list_path(path), _state_of(path, handle)
+    # A list that cannot be read is made anew; where it cannot be kept, it is made each time.
+    with suppress(SourceError):
         table = Table.load(place)
-        layout = table.meta.get("layout")
-        if layout == PACKED:
-            entries = handle.stat()["entries"]
-            if entries < len(table):
-                raise SourceError(
-                    f"{path!r} has {entries} entries, and its index lists {len(table)} images: pack it anew, or remove "
-                    f"{place!r} to open it without labels",
-                    uri=path,
-                )
+        if table.meta.get("layout") == FOREIGN and table.meta.get("state") == state:
             return table
-        if layout != FOREIGN:
-            raise SourceError(
-                f"{place!r} belongs to something else ({layout!r}): move it away from the LMDB environment", uri=path
-            )
-    state = _state_of(path, handle)
-    if table is None or table.meta["state"] != state:
-        table = _scan(path, handle, state)
-        # Where it cannot be kept, it is made anew each time.
-        with suppress(SourceError):
-            table.save(place)
+    table = _scan(path, handle, state)
+    with suppress(SourceError):
+        table.save(place)
     return table
 
 

@@ -18,7 +18,7 @@ from gpupipe.records import Record
 from gpupipe.sources import lmdb as lmdb_module
 from gpupipe.sources import open_source
 from gpupipe.sources.folder import ImageFolder
-from gpupipe.sources.lmdb import LmdbSource, db_key, entries_of, index_path, write_index
+from gpupipe.sources.lmdb import LmdbSource, db_key, entries_of, index_path, list_path, write_index
 from gpupipe.sources.table import Strings, Table
 from tests import images
 from tests.sources.processes import facts, read_all, read_forked, read_in_threads, read_spawned
@@ -248,7 +248,7 @@ def _plain(tmp_path, path):
 def test_foreign_list_is_kept_and_made_anew_after_a_change(tmp_path, monkeypatch):
     path = write_entries(tmp_path / "env", [(b"1.jpg", b"a"), (b"1.cls", b"1")])
     assert LmdbSource(path).labels.tolist() == [1]
-    assert os.path.isfile(index_path(path))
+    assert os.path.isfile(list_path(path))
     scans = []
     scan = lmdb_module._scan
     monkeypatch.setattr(lmdb_module, "_scan", lambda *arguments: scans.append(1) or scan(*arguments))
@@ -267,7 +267,16 @@ def test_foreign_environment_that_cannot_be_written_to_is_listed_each_time(tmp_p
 
     monkeypatch.setattr("tempfile.mkstemp", refuse)
     assert LmdbSource(path).labels.tolist() == [1]
-    assert not os.path.exists(index_path(path))
+    assert not os.path.exists(list_path(path))
+
+
+@pytest.mark.parametrize("content", [b"", b"junk", b"PK\3\4junk"])
+def test_foreign_list_that_is_damaged_is_made_anew(tmp_path, content):
+    path = write_entries(tmp_path / "x.lmdb", [(b"1.jpg", b"a"), (b"1.cls", b"1")], subdir=False)
+    with open(list_path(path), "wb") as file:
+        file.write(content)
+    assert LmdbSource(path).labels.tolist() == [1]
+    assert Table.load(list_path(path)).labels.tolist() == [1]
 
 
 def test_values_that_are_pickles_raise_and_are_not_unpickled(tmp_path):
