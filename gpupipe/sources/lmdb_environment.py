@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 import weakref
 from types import TracebackType
 from typing import Any
@@ -12,6 +13,8 @@ from gpupipe.errors import ConfigError, SourceError
 
 # How long a fork waits for reads from a disk that does not answer.
 PATIENCE_S = 10.0
+# How long to wait for another thread that is closing the environment.
+CLOSING_S = 1.0
 
 
 class _NoFork:
@@ -136,22 +139,29 @@ def _opened(path: str, data: str, size_bytes: int) -> Any:
             value=path,
             allowed="lmdb installed",
         ) from error
-    try:
-        handle = lmdb.open(
-            path,
-            subdir=data != path,
-            readonly=True,
-            create=False,
-            lock=False,
-            readahead=False,  # it reads ahead what lies beside, which random order seldom wants
-            max_spare_txns=16,
-        )
-    except lmdb.Error as error:
-        raise SourceError(
-            f"the LMDB environment {path!r} cannot be opened: {error}. If this program has it open itself, close that "
-            "first: LMDB allows one handle in a process",
-            uri=path,
-        ) from error
+    deadline = time.monotonic() + CLOSING_S
+    while True:
+        try:
+            handle = lmdb.open(
+                path,
+                subdir=data != path,
+                readonly=True,
+                create=False,
+                lock=False,
+                readahead=False,  # it reads ahead what lies beside, which random order seldom wants
+                max_spare_txns=16,
+            )
+            break
+        except lmdb.Error as error:
+            # The last reference to a handle may have gone in another thread a moment ago, which unmaps it now.
+            if "already open" in str(error) and time.monotonic() < deadline:
+                time.sleep(0.02)
+                continue
+            raise SourceError(
+                f"the LMDB environment {path!r} cannot be opened: {error}. If this program has it open itself, close "
+                "that first: LMDB allows one handle in a process",
+                uri=path,
+            ) from error
     # Reading behind the end of a file that is mapped ends the process (SIGBUS).
     expected = (handle.info()["last_pgno"] + 1) * handle.stat()["psize"]
     if size_bytes < expected:

@@ -6,6 +6,7 @@ import pickle
 import shutil
 import subprocess
 import sys
+import threading
 
 import lmdb
 import numpy as np
@@ -359,6 +360,12 @@ def test_missing_package_raises_and_says_how_to_install_it(packed, monkeypatch):
 def test_environment_that_the_program_has_open_raises(packed):
     with lmdb.open(str(packed), readonly=True, lock=False), pytest.raises(SourceError, match="close that first"):
         LmdbSource(packed)
+
+
+def test_environment_that_another_thread_is_closing_is_waited_for(packed):
+    elsewhere = lmdb.open(str(packed), readonly=True, lock=False)
+    threading.Timer(0.2, elsewhere.close).start()
+    assert len(LmdbSource(packed)) == 15
 
 
 # --- handles ---
