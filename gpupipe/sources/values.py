@@ -44,11 +44,11 @@ def to_bytes(value: Any, kind: str) -> bytes:
             f"{value!r} ({type(value).__name__}) is in a column of kind {kind!r}: all values of a column must be of "
             "one type, or None"
         )
-    if kind == "str":
-        return str(value).encode("utf-8", "surrogateescape")
     if kind == "bytes":
         return bytes(value)
     try:
+        if kind == "str":
+            return str(value).encode("utf-8", "surrogateescape")
         if kind == "array":
             out = io.BytesIO()
             np.lib.format.write_array(out, value, allow_pickle=False)

@@ -70,7 +70,7 @@ SOURCES = {
     "dataset": _dataset,
     "dataset_of_pil": _dataset_of_pil,
 }
-BACKENDS = pytest.mark.parametrize("backend", ["torchvision", "numba"])
+BACKENDS = pytest.mark.parametrize("backend", ["torchvision", "numba", "dali"])
 
 
 def batches(source, backend):
