@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from gpupipe.parity import Report as Report
     from gpupipe.parity import check_parity as check_parity
     from gpupipe.plan import make_plan as make_plan
+    from gpupipe.prefetching import prefetch as prefetch
     from gpupipe.recipe import CenterCrop as CenterCrop
     from gpupipe.recipe import ColorJitter as ColorJitter
     from gpupipe.recipe import Grayscale as Grayscale
@@ -119,6 +120,7 @@ _PUBLIC = {
     "make_plan": "gpupipe.plan",
     "measure_costs": "gpupipe.sampling.cost",
     "open_source": "gpupipe.sources",
+    "prefetch": "gpupipe.prefetching",
     "pack": "gpupipe.packing",
     "selfcheck": "gpupipe.measure.selfcheck",
     "shuffle_quality": "gpupipe.sampling.shuffle_quality",

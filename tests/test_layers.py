@@ -16,6 +16,7 @@ PACKAGE = Path(gpupipe.__file__).parent
 LAYERS = (
     ("errors", "files", "parallel", "progress"),
     ("recipe", "records", "rng", "collating", "trees"),
+    ("prefetching",),
     ("convert", "pillow"),
     ("headers",),
     ("decode", "faults"),
