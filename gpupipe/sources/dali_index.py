@@ -11,7 +11,7 @@ from collections.abc import Iterable
 
 from gpupipe.errors import SourceError
 from gpupipe.files import replacing
-from gpupipe.sources.maps import map_file
+from gpupipe.sources.maps import FileMap
 from gpupipe.sources.tar_members import BLOCK, Listing, Member, header_of, list_members
 from gpupipe.sources.tar_samples import split_name
 
@@ -57,8 +57,7 @@ def write_dali_index(shard: str, path: str | None = None) -> int:
     """
     path = path or dali_index_path(shard)
     try:
-        data, _ = map_file(shard)
-        listing = list_members(data, shard)
+        listing = list_members(FileMap(shard).data, shard)
         if listing.cut is not None:
             raise SourceError(f"{shard!r} is cut off at byte {listing.cut_at}: {listing.cut}", uri=shard)
         lines = _lines(listing.members, shard)

@@ -3,53 +3,103 @@
 from __future__ import annotations
 
 import ctypes
+import errno
 import mmap
 import os
+import sys
 import weakref
+from functools import cache
+from typing import Any
+
+_MADV_POPULATE_READ = 22  # Linux 5.14 and later
+_EHWPOISON = 133  # Linux alone has it, and `errno` has not
 
 
-def map_file(path: str | os.PathLike[str]) -> tuple[memoryview, os.stat_result]:
-    """Map a file into memory, to be read.
+class FileMap:
+    """A file mapped into memory, to be read.
 
     No descriptor stays open, so that ten thousand files can be mapped where 1024 can be open: `mmap.mmap` keeps one
     for each (until Python 3.13). The map lives as long as any view into it, and needs no closing. It serves in forked
     children, too.
 
-    A file that is made shorter afterwards ends the process (SIGBUS) when what is missing is read, and so does a disk
-    that fails.
+    Reading from the map what a file no longer has, as it was made shorter, or what its disk cannot give, ends the
+    process (SIGBUS). `view` asks Linux for the bytes first, and raises then; what happens to them between that and
+    their use is not covered, and neither are other systems. (What is missing of the last page of a file that became
+    shorter are zeros.)
 
     Args:
         path: A regular file.
 
-    Returns:
-        All its bytes, (bytes,), read-only; and what `os.fstat` says of the file that is mapped.
+    Attributes:
+        data: All its bytes, (bytes,), read-only.
+        status: What `os.fstat` says of the file that is mapped.
 
     Raises:
         OSError: It cannot be opened or mapped.
     """
-    descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_BINARY", 0))
-    try:
-        status = os.fstat(descriptor)
-        if not status.st_size:
-            return memoryview(b""), status
-        if os.name != "posix":
-            return memoryview(mmap.mmap(descriptor, status.st_size, access=mmap.ACCESS_READ)), status
-        return _map(descriptor, status.st_size), status
-    finally:
-        os.close(descriptor)
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self._address: int | None = None
+        descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_BINARY", 0))
+        try:
+            self.status = os.fstat(descriptor)
+            size = self.status.st_size
+            if not size:
+                self.data = memoryview(b"")
+            elif os.name != "posix":
+                self.data = memoryview(mmap.mmap(descriptor, size, access=mmap.ACCESS_READ))
+            else:
+                self._address, self.data = _map(descriptor, size)
+        finally:
+            os.close(descriptor)
+
+    def view(self, offset: int, size: int) -> memoryview:
+        """Some of the bytes, which are read from the disk now, while other threads go on.
+
+        That costs about 5 us where they are in memory.
+
+        Args:
+            offset: Of the first one.
+            size: How many; the range lies in the file as it was when it was mapped.
+
+        Raises:
+            OSError: The file does not have them any more, or they cannot be read.
+        """
+        if self._address is not None and size:
+            _populate(self._address + offset, size)
+        return self.data[offset : offset + size]
 
 
-def _map(descriptor: int, size: int) -> memoryview:
+@cache
+def _libc() -> Any:
     libc = ctypes.CDLL(None, use_errno=True)
     libc.mmap.restype = ctypes.c_void_p
     libc.mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_int64)
     libc.munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
+    libc.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+    return libc
+
+
+def _map(descriptor: int, size: int) -> tuple[int, memoryview]:
+    """Where it is mapped, and its bytes."""
+    libc = _libc()
     address = libc.mmap(None, size, mmap.PROT_READ, mmap.MAP_SHARED, descriptor, 0)
     if address == ctypes.c_void_p(-1).value:
         number = ctypes.get_errno()
-        raise OSError(number, f"mmap: {os.strerror(number)}")
+        raise OSError(number, f"it cannot be mapped: {os.strerror(number)}")
     block = (ctypes.c_ubyte * size).from_address(address)
     # Not when the interpreter ends: a thread may still be reading then, and the system unmaps by itself.
     weakref.finalize(block, libc.munmap, address, size).atexit = False
     # Each view into it holds the block. Writing would end the process.
-    return memoryview(block).cast("B").toreadonly()
+    return address, memoryview(block).cast("B").toreadonly()
+
+
+def _populate(address: int, size: int) -> None:
+    if sys.platform != "linux":
+        return
+    start = address - address % mmap.PAGESIZE
+    if not _libc().madvise(start, address + size - start, _MADV_POPULATE_READ):
+        return
+    # EINVAL is an older Linux; the others are what reading would have ended the process by.
+    if ctypes.get_errno() in (errno.EFAULT, _EHWPOISON):
+        raise OSError(errno.EIO, "the file has become shorter, or its disk fails")

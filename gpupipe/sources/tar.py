@@ -23,7 +23,7 @@ from gpupipe.errors import ConfigError, RecordError, SourceError
 from gpupipe.records import Encoded, Record
 from gpupipe.sources.base import check_index, fingerprint_of, unreadable
 from gpupipe.sources.braces import expand_braces
-from gpupipe.sources.maps import map_file
+from gpupipe.sources.maps import FileMap
 from gpupipe.sources.table import Table
 from gpupipe.sources.tar_index import Stamp, layout_of, open_shards, read_joint, relative_names, stamps_of
 from gpupipe.sources.tar_samples import IMAGES, Layout, parse_label, shorten
@@ -81,8 +81,9 @@ class TarShards:
 
     Threads and processes: any number; maps are opened on first use and are not pickled. A shard that is replaced (a
     new file under the same name) is seen when it is mapped, and one that is already mapped stays what it was. A shard
-    that is *shortened in place* while it is mapped ends the process (SIGBUS), as does a disk that fails under a map:
-    ``access="read"`` copies instead, and turns both into errors.
+    that is *shortened in place* while it is mapped is an error on Linux 5.14 and later, unless that happens between
+    the access to a record and its use, which ends the process (SIGBUS) as on other systems; a disk that fails is the
+    same. ``access="read"`` copies instead, and always turns both into errors.
 
     Args:
         shards: The path of one tar file; a pattern with ``*``, sorted; one with braces, ``train-{000000..000146}.tar``,
@@ -172,7 +173,7 @@ class TarShards:
         self._access = options.access
         self._starts: list[int] = table.extra["shard_starts"].tolist()
         self._prefixes = [f"{name}/" for name in relative_names(shards)[1]] if options.keys == "shard" else None
-        self._maps: dict[int, memoryview] = {}
+        self._maps: dict[int, FileMap] = {}
         if options.cut == "raise" and table.meta["cut"]:
             name, how, position = table.meta["cut"]
             raise SourceError(
@@ -247,10 +248,7 @@ class TarShards:
 
     def _read(self, shard: int, offset: int, size: int) -> Encoded:
         if self._access == "map":
-            data = self._maps.get(shard)
-            if data is None:
-                data = self._map(shard)
-            return data[offset : offset + size]
+            return (self._maps.get(shard) or self._map(shard)).view(offset, size)
         with open(self.shards[shard], "rb", buffering=0) as file:
             self._check(shard, os.fstat(file.fileno()))
             file.seek(offset)
@@ -263,13 +261,13 @@ class TarShards:
                 raise OSError(errno.EIO, "the shard ends before the record")
             return parts[0] if len(parts) == 1 else b"".join(parts)
 
-    def _map(self, shard: int) -> memoryview:
-        data, status = map_file(self.shards[shard])
-        self._check(shard, status)
+    def _map(self, shard: int) -> FileMap:
+        mapped = FileMap(self.shards[shard])
+        self._check(shard, mapped.status)
         while len(self._maps) >= _MAPS_AT_MOST:
             with suppress(KeyError):  # another thread was faster
                 self._maps.popitem()
-        return self._maps.setdefault(shard, data)
+        return self._maps.setdefault(shard, mapped)
 
     def _check(self, shard: int, status: os.stat_result) -> None:
         """Nothing may be read behind the end of a map, nor other bytes than those that were indexed."""

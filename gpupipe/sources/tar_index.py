@@ -28,7 +28,7 @@ import numpy.typing as npt
 
 from gpupipe.errors import SourceError
 from gpupipe.sources.dali_index import list_by_dali_index
-from gpupipe.sources.maps import map_file
+from gpupipe.sources.maps import FileMap
 from gpupipe.sources.table import Strings, Table
 from gpupipe.sources.tar_members import list_members
 from gpupipe.sources.tar_samples import Layout, samples_of
@@ -155,7 +155,8 @@ def index_shard(shard: str, layout: Layout | None = None) -> Table:
     layout = layout or Layout()
     status_of(shard)
     try:
-        data, status = map_file(shard)
+        mapped = FileMap(shard)
+        data, status = mapped.data, mapped.status
         stamp = Stamp.of(shard, status)
         listing = list_by_dali_index(shard, data, status) or list_members(data, shard)
         table = samples_of(listing, data, layout, shard)

@@ -13,7 +13,7 @@ import pytest
 import gpupipe.sources.tar_index as index_module
 from gpupipe.errors import SourceError
 from gpupipe.sources.dali_index import dali_index_path, list_by_dali_index, write_dali_index
-from gpupipe.sources.maps import map_file
+from gpupipe.sources.maps import FileMap
 from gpupipe.sources.tar import TarShards
 from gpupipe.sources.tar_members import list_members
 from tests.sources.tars import sample, write_shards, write_tar
@@ -33,8 +33,8 @@ def by_wds2idx(path):
 
 
 def listed(path):
-    data, status = map_file(path)
-    return list_by_dali_index(str(path), data, status)
+    mapped = FileMap(path)
+    return list_by_dali_index(str(path), mapped.data, mapped.status)
 
 
 @pytest.fixture
@@ -76,7 +76,7 @@ def test_dali_index_path_is_that_of_wds2idx():
 @needs_wds2idx
 def test_shard_with_dalis_index_opens_without_going_through_it(tmp_path, gone_through):
     path = write_tar(tmp_path / "x.tar", *sample("a.b/c", 3), *sample("d", 4), tar_format=tarfile.USTAR_FORMAT)
-    expected = list_members(map_file(path)[0], "x")
+    expected = list_members(FileMap(path).data, "x")
     by_wds2idx(path)
     assert sorted(listed(path).members) == sorted(expected.members)
     source = TarShards(path)

@@ -7,6 +7,8 @@ import logging
 import multiprocessing
 import os
 import pickle
+import subprocess
+import sys
 import tarfile
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -517,6 +519,26 @@ def test_tar_shortened_before_its_first_record_raises(tmp_path, access):
         source[1]
     assert caught.value.path == str(path)
     assert caught.value.offset > 512
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs Linux's MADV_POPULATE_READ")
+def test_tar_shortened_while_it_is_mapped_raises_instead_of_ending_the_process(tmp_path):
+    path = write_tar(
+        tmp_path / "x.tar", *(e for n in range(20) for e in sample(f"{n:02}", n, (f"{n:02}.txt", "x" * 999)))
+    )
+    code = (
+        "import os, sys; from gpupipe.errors import RecordError; from gpupipe.sources.tar import TarShards\n"
+        "source = TarShards(sys.argv[1], columns='txt'); source[0]; os.truncate(sys.argv[1], 20000)\n"
+        "assert len(bytes(source[0].data)) > 100\n"
+        "try: source[19]\n"
+        "except RecordError as error: print(error.message)"
+    )
+    done = subprocess.run([sys.executable, "-c", code, str(path)], capture_output=True, text=True, check=False)
+    if "SIGBUS" in done.stderr or done.returncode == -7:
+        pytest.skip("this Linux is older than 5.14")
+    assert done.returncode == 0, done.stderr
+    assert "record 19 ('19' of" in done.stdout
+    assert "the file has become shorter" in done.stdout
 
 
 def test_tar_shortened_later_is_an_error_with_reads(tmp_path):
