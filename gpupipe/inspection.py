@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from array import array
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing
@@ -225,12 +226,12 @@ def inspect_source(
             range(len(opened)),
             threads or min(8, os.cpu_count() or 1),
         )
-        facts = []
+        tally = _Tally(opened)
         with closing(found), progress_bar(len(opened), "inspecting", show=progress) as count:
             for each in found:
-                facts.append(each)
+                tally.add(each)
                 count(1)
-        return _summed_up(opened, facts, decoded=decode)
+        return tally.inspection(decoded=decode)
     finally:
         if opened is not source:
             opened.close()
@@ -249,10 +250,10 @@ class _Facts:
 
 
 def _look(source: Source, index: int, max_pixels: int, *, decode: bool) -> _Facts:
-    key_of = getattr(source, "key", None)
     try:
         record = source[index]
     except RecordError as error:
+        key_of = getattr(source, "key", None)
         key = error.key if key_of is None else key_of(index)
         return _Facts(key, None, -1, None, None, _bad(index, error))
     data = record.data
@@ -319,45 +320,85 @@ def _subsampling(factors: bytes) -> str:
     return " ".join(f"{factor >> 4}x{factor & 15}" for factor in factors)
 
 
-def _summed_up(source: Source, facts: Sequence[_Facts], *, decoded: bool) -> Inspection:
-    headers = [each.header for each in facts if each.header is not None]
-    jpegs = [each.jpeg for each in facts if each.jpeg is not None]
-    sizes = np.array([each.size for each in facts if each.size >= 0], np.int64)
-    keys = Counter(each.key for each in facts if each.key is not None)
-    labels = _labels(source, facts)
-    return Inspection(
-        uri=source.uri,
-        records=len(source),
-        decoded=decoded,
-        labels=_kind(labels),
-        classes=_classes(labels, getattr(source, "classes", None)),
-        columns=tuple(source.columns),
-        bytes=Spread.of(sizes),
-        heights=Spread.of(np.array([header.height for header in headers], np.int64)),
-        widths=Spread.of(np.array([header.width for header in headers], np.int64)),
-        total_bytes=int(sizes.sum()),
-        formats=_counted(header.format for header in headers),
-        orientations=dict(sorted(Counter(header.orientation for header in headers).items())),
-        subsampling=_counted(name for name, _ in jpegs),
-        progressive=sum(progressive for _, progressive in jpegs),
-        native=sum(header.native for header in headers),
-        repeated_keys={key: count for key, count in keys.items() if count > 1},
-        bad=tuple(each.bad for each in facts if each.bad is not None),
-    )
+class _Tally:
+    """Sums up the facts of one record after the other: some forty bytes stay of each."""
+
+    def __init__(self, source: Source) -> None:
+        self._source = source
+        self._labels = source.labels
+        self._record_labels: list[Any] = []  # where only the records know them
+        self._key_hashes, self._sizes = array("q"), array("q")
+        self._heights, self._widths = array("q"), array("q")
+        self._formats, self._orientations = Counter[str](), Counter[int]()
+        self._subsampling = Counter[str]()
+        self._progressive = self._native = 0
+        self._bad: list[BadRecord] = []
+
+    def add(self, facts: _Facts) -> None:
+        self._key_hashes.append(hash(facts.key))
+        if self._labels is None and facts.label is not None:
+            self._record_labels.append(facts.label)
+        if facts.size >= 0:
+            self._sizes.append(facts.size)
+        if facts.header is not None:
+            self._heights.append(facts.header.height)
+            self._widths.append(facts.header.width)
+            self._formats[facts.header.format] += 1
+            self._orientations[facts.header.orientation] += 1
+            self._native += facts.header.native
+        if facts.jpeg is not None:
+            subsampling, progressive = facts.jpeg
+            self._subsampling[subsampling] += 1
+            self._progressive += progressive
+        if facts.bad is not None:
+            self._bad.append(facts.bad)
+
+    def inspection(self, *, decoded: bool) -> Inspection:
+        labels = self._labels if self._labels is not None else _stacked(self._record_labels)
+        sizes = np.array(self._sizes, np.int64)
+        return Inspection(
+            uri=self._source.uri,
+            records=len(self._source),
+            decoded=decoded,
+            labels=_kind(labels),
+            classes=_classes(labels, getattr(self._source, "classes", None)),
+            columns=tuple(self._source.columns),
+            bytes=Spread.of(sizes),
+            heights=Spread.of(np.array(self._heights, np.int64)),
+            widths=Spread.of(np.array(self._widths, np.int64)),
+            total_bytes=int(sizes.sum()),
+            formats=dict(self._formats.most_common()),
+            orientations=dict(sorted(self._orientations.items())),
+            subsampling=dict(self._subsampling.most_common()),
+            progressive=self._progressive,
+            native=self._native,
+            repeated_keys=self._repeated_keys(),
+            bad=tuple(self._bad),
+        )
+
+    def _repeated_keys(self) -> dict[str, int]:
+        hashes = np.array(self._key_hashes, np.int64)
+        values, counts = np.unique(hashes, return_counts=True)
+        suspects = np.flatnonzero(np.isin(hashes, values[counts > 1]))
+        keys = Counter(_key(self._source, int(index)) for index in suspects)
+        return {key: count for key, count in keys.items() if key is not None and count > 1}
 
 
-def _counted(names: Iterable[str]) -> dict[str, int]:
-    return dict(Counter(names).most_common())
-
-
-def _labels(source: Source, facts: Sequence[_Facts]) -> npt.NDArray[Any] | None:
-    """All that are known; None where there are none, or they are of several shapes."""
-    labels = source.labels
-    if labels is not None:
-        return labels
-    found = [each.label for each in facts if each.label is not None]
+def _key(source: Source, index: int) -> str | None:
+    """The key of a record; None where it cannot be known."""
+    key_of = getattr(source, "key", None)
+    if key_of is not None:
+        return str(key_of(index))
     try:
-        return np.asarray(found) if found else None
+        return source[index].key
+    except RecordError as error:
+        return error.key
+
+
+def _stacked(labels: list[Any]) -> npt.NDArray[Any] | None:
+    """None where there are none, or they are of several shapes."""
+    try:
+        return np.asarray(labels) if labels else None
     except ValueError:
         return None
 

@@ -2,6 +2,8 @@
 
 import os
 import shutil
+import subprocess
+from contextlib import suppress
 
 import pytest
 
@@ -83,3 +85,47 @@ def test_index_of_what_has_one_raises(tmp_path, image_folder, format):
     pack(image_folder, tmp_path / "packed", format=format)
     with pytest.raises(ConfigError, match="has its index already"):
         index_target(tmp_path / "packed")
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """A disk of its own; gives its folder and what sets its size."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", str(disk)], capture_output=True).returncode:
+        pytest.skip("no file system may be mounted here")
+    yield disk
+    subprocess.run(["umount", "-l", str(disk)], check=True)
+
+
+def _filled(disk):
+    """Fill a disk to its last byte; the file that does."""
+    path = disk / "filler"
+    with suppress(OSError), path.open("wb", buffering=0) as file:
+        while file.write(bytes(4096)) == 4096:
+            pass
+    return path
+
+
+def test_index_of_shards_on_a_full_disk_raises_and_goes_on(small_disk, shards, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(small_disk / "cache"))
+    shutil.copytree(shards, small_disk / "shards")
+    filler = _filled(small_disk)
+    with pytest.raises(SourceError, match="No space left"):
+        index_target(small_disk / "shards")
+    assert not (small_disk / "shards" / "index.npz").exists()
+    assert len(TarShards(small_disk / "shards" / "*.tar")) == 15
+    filler.unlink()
+    assert index_target(small_disk / "shards").records == 15
+    assert len(TarShards.from_index(small_disk / "shards" / "index.npz")) == 15
+
+
+def test_index_of_a_folder_on_a_full_disk_raises_and_goes_on(small_disk, image_folder):
+    shutil.copytree(image_folder, small_disk / "data")
+    filler = _filled(small_disk)
+    with pytest.raises(SourceError, match="No space left"):
+        index_target(small_disk / "data")
+    assert sorted(os.listdir(small_disk / "data")) == ["class_0", "class_1", "class_2"]
+    assert len(gp.open_source(small_disk / "data")) == 15
+    filler.unlink()
+    assert index_target(small_disk / "data").records == 15

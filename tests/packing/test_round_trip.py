@@ -529,3 +529,31 @@ def test_pack_gives_the_batches_of_its_folder(tmp_path, image_folder, format):
         for (pixels, labels), (wanted, wanted_labels) in zip(two, one, strict=True):
             np.testing.assert_array_equal(pixels, wanted)
             np.testing.assert_array_equal(labels, wanted_labels)
+
+
+def test_pack_of_a_torch_dataset_keeps_its_pixels(tmp_path):
+    class Dataset:
+        """What torchvision's data sets of PIL images are like."""
+
+        def __len__(self):
+            return 3
+
+        def __getitem__(self, index):
+            return Image.fromarray(images.photo(20, 30, seed=index)), index % 2
+
+    manifest = pack(Dataset(), tmp_path / "packed", verify=True)
+    found = gp.open_source(tmp_path / "packed")
+    assert "pixels, stored as PNG" in manifest.table()
+    for index in range(3):
+        with Image.open(io.BytesIO(found[index].data)) as image:
+            np.testing.assert_array_equal(np.asarray(image), images.photo(20, 30, seed=index))
+        assert found[index].label == index % 2
+
+
+@each_format
+def test_pack_whose_first_record_is_unreadable_skips_it(tmp_path, format):
+    source = some(["a.jpg", "b.jpg"], [0.5, 1.5])
+    source.records[0] = RecordError("gone", key="a.jpg", index=0)
+    manifest, found = packed(source, tmp_path, format, on_error="skip")
+    assert [each.index for each in manifest.skipped] == [0]
+    assert found.labels.tolist() == [1.5]
