@@ -404,6 +404,14 @@ def find_shards(target: Target) -> list[str]:
     paths: list[str] = []
     for name in names:
         for part in os.fsdecode(name).split("::"):
+            if "://" in part or part.startswith("pipe:"):
+                raise ConfigError(
+                    f"shards={target!r} names {part!r}: tar shards are read from a local disk or a mounted one. Copy "
+                    "them there",
+                    field="shards",
+                    value=target,
+                    allowed="paths",
+                )
             paths.extend(_expand(os.path.expanduser(part)))
     paths = [os.path.abspath(path) for path in paths]
     if not paths:

@@ -104,7 +104,11 @@ def default_cache() -> str:
 
 def cached_path(shard: str, layout: Layout, cache_dir: str | None) -> str:
     """Where the index of a shard is kept if not next to it; named by its absolute path."""
-    name = f"{os.path.abspath(shard)}\0{_layout_hash(layout)}"
+    return _cached([os.path.abspath(shard)], layout, cache_dir)
+
+
+def _cached(shards: Sequence[str], layout: Layout, cache_dir: str | None) -> str:
+    name = "\0".join([*shards, _layout_hash(layout)])
     digest = hashlib.sha256(name.encode("utf-8", "surrogateescape")).hexdigest()
     return os.path.join(cache_dir or default_cache(), f"{digest[:40]}.index.npz")
 
@@ -485,9 +489,8 @@ def open_shards(shards: list[str], layout: Layout | None = None, cache_dir: str 
     layout = layout or Layout()
     root, _ = relative_names(shards)
     beside = os.path.join(root, JOINT)
-    # Named like the index of a shard, by all the paths.
-    cached = cached_path("\0".join(shards), layout, cache_dir)
-    for path in (beside, cached):
+    cached = _cached(shards, layout, cache_dir) if len(shards) > 1 else beside
+    for path in {beside: None, cached: None}:
         if not os.path.isfile(path):
             continue
         try:

@@ -16,6 +16,7 @@ from gpupipe.errors import SourceError
 
 BLOCK = 512
 _ZEROS = bytes(BLOCK)
+_HEADER_AT_MOST_BYTES = 1 << 20
 
 _FILES = frozenset((0, ord("0"), ord("7")))
 _PAX, _GLOBAL_PAX, _LONG_NAME, _LONG_LINK, _SPARSE = frozenset(b"xX"), ord("g"), ord("L"), ord("K"), ord("S")
@@ -107,6 +108,8 @@ def list_members(data: memoryview, uri: str) -> Listing:
             found.cut_at = position
             return found
 
+        if end - start > _HEADER_AT_MOST_BYTES and (kind in _PAX or kind in (_GLOBAL_PAX, _LONG_NAME)):
+            raise SourceError(f"{uri!r} has a header of {length} bytes at byte {position}: pack it anew", uri=uri)
         if kind in _FILES:
             name = _name(block, extended)
             if not name.endswith("/"):  # a directory, in V7's way

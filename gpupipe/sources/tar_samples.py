@@ -36,17 +36,17 @@ class Layout:
     label: str | None = "cls"
 
     def __post_init__(self) -> None:
-        if not self.image or any(not isinstance(each, str) or each != each.lower() for each in self.image):
+        if not self.image or any(not isinstance(each, str) or _is_odd(each) for each in self.image):
             raise ConfigError(
-                f"image={self.image!r} is not valid: extensions in lower case, such as ('jpg', 'png')",
+                f"image={self.image!r} is not valid: extensions in lower case without a dot in front, such as 'jpg'",
                 field="image",
                 value=self.image,
                 allowed="extensions",
             )
-        if self.label is not None and (not isinstance(self.label, str) or not self.label_extension):
+        if self.label is not None and (not isinstance(self.label, str) or _is_odd(self.label.partition(":")[0])):
             raise ConfigError(
-                f"label={self.label!r} is not valid: it must be an extension such as 'cls', an extension and a path "
-                "such as 'json:class_id', or None",
+                f"label={self.label!r} is not valid: it must be an extension in lower case such as 'cls', one with a "
+                "path such as 'json:class_id', or None",
                 field="label",
                 value=self.label,
                 allowed="an extension, with or without a path, or None",
@@ -55,13 +55,17 @@ class Layout:
     @property
     def label_extension(self) -> str | None:
         """The extension of the file that holds the label."""
-        return None if self.label is None else self.label.partition(":")[0].lower()
+        return None if self.label is None else self.label.partition(":")[0]
 
     @property
     def label_path(self) -> tuple[str, ...]:
         """The names that lead to the label in a JSON file; empty where the file is nothing but the label."""
         path = "" if self.label is None else self.label.partition(":")[2]
         return tuple(path.split(".")) if path else ()
+
+
+def _is_odd(extension: str) -> bool:
+    return not extension or extension.startswith(".") or extension != extension.lower()
 
 
 @dataclass(slots=True)

@@ -421,7 +421,18 @@ def test_tar_option_that_is_not_allowed_raises(tmp_path, field):
         one(tmp_path, *sample("a", 1), **{field: "x"})
 
 
-@pytest.mark.parametrize("options", [{"label": ":x"}, {"label": 3}, {"image": ()}, {"image": "JPG"}])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"label": ":x"},
+        {"label": 3},
+        {"label": ".cls"},
+        {"label": "CLS"},
+        {"image": ()},
+        {"image": "JPG"},
+        {"image": ".jpg"},
+    ],
+)
 def test_tar_layout_that_is_not_valid_raises(tmp_path, options):
     with pytest.raises(ConfigError, match="not valid"):
         one(tmp_path, *sample("a", 1), **options)
@@ -468,6 +479,12 @@ def test_find_shards_named_twice_raises(tmp_path):
     [path, *_] = write_shards(tmp_path)
     with pytest.raises(SourceError, match=r"names shards twice.*train-000"):
         TarShards([path, path])
+
+
+@pytest.mark.parametrize("target", ["s3://bucket/a-{0..3}.tar", "https://host/a.tar", ["pipe:cat a.tar"]])
+def test_find_shards_of_urls_says_to_copy_them(target):
+    with pytest.raises(ConfigError, match="Copy them there"):
+        TarShards(target)
 
 
 def test_find_shards_of_no_path_raises():

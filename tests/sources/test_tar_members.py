@@ -217,6 +217,12 @@ def test_list_members_of_two_archives_in_a_row_raises():
         listed(first + second)
 
 
+@pytest.mark.parametrize("kind", [b"L", b"x", b"g"])
+def test_list_members_with_huge_header_raises(kind):
+    with pytest.raises(SourceError, match="a header of 2000000 bytes at byte 1024"):
+        listed(tar_of([("a.jpg", b"1"), (info("long", kind), b"x" * 2_000_000)]))
+
+
 def test_list_members_notes_other_bytes_behind_the_end():
     data = tar_of([("a.jpg", b"1")])
     found = listed(data + b"\0\0something")
