@@ -54,7 +54,7 @@ class Indexed:
         if self.written is not None:
             lines.append(f"index: {self.written}")
         if self.dali:
-            lines.append(f"{self.dali} indexes for DALI")
+            lines.append(f"indexes for DALI: {self.dali}")
         lines += [f"warning: {count} {what}" for what, count in self.warnings.items()]
         return "\n".join(lines)
 

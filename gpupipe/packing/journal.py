@@ -66,8 +66,8 @@ class Journal:
             self._lock = None
 
     def remove(self) -> None:
-        """The pack is finished."""
-        shutil.rmtree(self.folder)
+        """The pack is finished. What cannot be removed stays until the next run, and does no harm beside a manifest."""
+        shutil.rmtree(self.folder, ignore_errors=True)
         self.close()
 
 

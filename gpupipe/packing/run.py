@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from typing import Any, Literal
 
 import numpy as np
@@ -61,7 +61,8 @@ def pack(
 
     A run that was stopped, by a kill, a full disk or an error, goes on when it is started again with the same
     arguments: chunks that are whole stay. A pack that is there already is left alone. Equal arguments make equal
-    packs, whatever was in between (an LMDB file may have its pages in another order).
+    packs, whatever was in between (an LMDB file may have its pages in another order). What is the same data set is
+    told by its keys and labels: files that are replaced between two runs are not noticed.
 
     Args:
         source: Anything that `open_source` opens.
@@ -108,17 +109,28 @@ def pack(
             opened.close()
 
 
+def _manifest(folder: str, plan: dict[str, Any]) -> Manifest | None:
+    """That of a whole pack in this folder, if there is one.
+
+    Raises:
+        ConfigError: It was made with other arguments.
+    """
+    if not os.path.exists(os.path.join(folder, NAME)):
+        return None
+    manifest = Manifest.load(folder)
+    check_same(folder, manifest.identity, plan)
+    return manifest
+
+
 def _finished(folder: str, plan: dict[str, Any]) -> Manifest | None:
     """The manifest of a whole pack that is there already.
 
     Raises:
         ConfigError: The folder holds something else.
     """
-    if os.path.exists(os.path.join(folder, NAME)):
-        manifest = Manifest.load(folder)
-        check_same(folder, manifest.identity, plan)
+    if (manifest := _manifest(folder, plan)) is not None:
         if os.path.exists(os.path.join(folder, journals.NAME)):  # stopped after its last step but one
-            with closing(Journal(folder)) as journal:
+            with suppress(SourceError), closing(Journal(folder)) as journal:  # unless it is about to be removed
                 journal.remove()
         return manifest
     begun = read_plan(folder) if os.path.isdir(folder) else None
@@ -175,7 +187,8 @@ class _Packing:
     def run(self, on_error: OnUnreadable, threads: int, *, progress: bool) -> Manifest:
         os.makedirs(self.folder, exist_ok=True)
         with closing(Journal(self.folder)) as journal:
-            if (meanwhile := _finished(self.folder, self.plan)) is not None:  # by another process
+            if (meanwhile := _manifest(self.folder, self.plan)) is not None:  # by another process
+                journal.remove()
                 return meanwhile
             if journal.plan() is None:
                 journal.begin(self.plan)

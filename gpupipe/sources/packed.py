@@ -24,11 +24,13 @@ MANIFEST = "manifest.json"
 UNFINISHED = ".unfinished"
 
 
-def open_packed(path: str | os.PathLike[str]) -> Source:
+def open_packed(path: str | os.PathLike[str], **options: Any) -> Source:
     """Open a pack.
 
     Args:
         path: The folder.
+        **options: Further arguments of the source, such as ``access="read"`` of `TarShards.from_index`; with
+            ``columns=`` for tar shards, these are files of the samples, as there.
 
     Returns:
         A `TarShards` or, with columns, `PackedShards`; an `LmdbSource`; or a `MemmapStore`. With the labels, columns
@@ -40,14 +42,14 @@ def open_packed(path: str | os.PathLike[str]) -> Source:
     folder = os.path.abspath(os.path.expanduser(os.fsdecode(path)))
     format, kinds = _manifest(folder)
     if format == "lmdb":
-        return LmdbSource(folder)
+        return LmdbSource(folder, **options)
     if format == "memmap":
-        return MemmapStore(folder)
+        return MemmapStore(folder, **options)
     if format == "tar":
         index = os.path.join(folder, JOINT)
-        if not kinds:
-            return TarShards.from_index(index)
-        return PackedShards(TarShards.from_index(index, columns=("json",)), kinds)
+        if not kinds or "columns" in options:
+            return TarShards.from_index(index, **options)
+        return PackedShards(TarShards.from_index(index, columns=("json",), **options), kinds)
     raise SourceError(f"{folder!r} is a pack of format {format!r}, which this gpupipe does not know", uri=folder)
 
 

@@ -557,3 +557,14 @@ def test_pack_whose_first_record_is_unreadable_skips_it(tmp_path, format):
     manifest, found = packed(source, tmp_path, format, on_error="skip")
     assert [each.index for each in manifest.skipped] == [0]
     assert found.labels.tolist() == [1.5]
+
+
+def test_packed_takes_the_options_of_its_source(tmp_path):
+    source = ListSource([("a.jpg", b"image", 0), ("b.jpg", b"other", 1)], [{"text": "x"}, {"text": "y"}])
+    pack(source, tmp_path / "packed")
+    found = gp.open_source(tmp_path / "packed", access="read")
+    assert isinstance(found[0].data, bytes)
+    assert found[1].columns == {"text": "y"}
+    assert gp.open_source(tmp_path / "packed", columns="json")[1].columns == {"json": {"text": "y"}}
+    pack(source, tmp_path / "lmdb", format="lmdb")
+    assert gp.open_source(tmp_path / "lmdb", labels=[7, 8])[1].label == 8
