@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from gpupipe.faults import BadSample as BadSample
     from gpupipe.faults import BadSamples as BadSamples
     from gpupipe.faults import OnError as OnError
+    from gpupipe.geometry import transform_boxes as transform_boxes
     from gpupipe.inspection import Inspection as Inspection
     from gpupipe.inspection import inspect_source as inspect_source
     from gpupipe.loader import Loader as Loader
@@ -124,6 +125,7 @@ _PUBLIC = {
     "pack": "gpupipe.packing",
     "selfcheck": "gpupipe.measure.selfcheck",
     "shuffle_quality": "gpupipe.sampling.shuffle_quality",
+    "transform_boxes": "gpupipe.geometry",
 }
 
 __all__ = [*sorted(_PUBLIC), "__version__"]

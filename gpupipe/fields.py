@@ -17,9 +17,9 @@ from gpupipe.passes import Finished
 from gpupipe.sources.base import Source
 from gpupipe.trees import map_tensors
 
-FIELDS = ("image", "label", "index", "key", "path", "valid")
+FIELDS = ("image", "label", "index", "key", "path", "valid", "affine")
 # Tensors already, whatever the records hold.
-_MADE = ("image", "valid")
+_MADE = ("image", "valid", "affine")
 
 Samples = list[tuple[Any, ...]]
 Function = Callable[[Samples], Any]
@@ -83,6 +83,8 @@ class Fields:
             return {name: batch.images}
         if name == "valid":
             return {name: torch.from_numpy(batch.valid).to(self._device)}
+        if name == "affine":
+            return {name: torch.from_numpy(batch.affines).to(self._device)}
         if name in ("key", "path") and name not in self._kinds:
             return {name: self._values(name, batch)}
         return collated(self._column(name, batch), self._kinds.get(name), self._device)
@@ -93,6 +95,8 @@ class Fields:
             return list(batch.images.unbind())
         if name == "valid":
             return cast("list[Any]", batch.valid.tolist())
+        if name == "affine":
+            return list(torch.from_numpy(batch.affines).unbind())
         return list(filled(self._column(name, batch)))
 
     def _column(self, name: str, batch: Finished) -> Column:

@@ -20,6 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gpupipe.errors import BackendError
+from gpupipe.geometry import affines
 from gpupipe.passes import Finished, Pass, Planned
 from gpupipe.plan import Draws, draw
 from gpupipe.reading import Row, read_row
@@ -84,7 +85,7 @@ class Iteration:
             if errors:
                 finished = repaired(self._pass, found, applied.images, errors)
             else:
-                finished = Finished(found.records, found.valid, applied.images)
+                finished = Finished(found.records, found.valid, applied.images, affines(found.plan))
             batch = finish(finished)
         except BaseException as error:
             stopped = self._feed.stopping.is_set()
@@ -255,6 +256,7 @@ class _Feed:
             if self.stopping.is_set():
                 raise _Stopped
         rows = [row for future in futures for row in future.result()]
+        plan = self._pass.plan(rows, draws)
         return Planned(
             records=[row.record for row in rows],
             valid=valid,
@@ -262,7 +264,8 @@ class _Feed:
             errors={number: row.error for number, row in enumerate(rows) if row.error is not None},
             unread=frozenset(number for number, row in enumerate(rows) if row.unread),
             by_pillow=sum(row.by_pillow for row in rows),
-            future=self._pass.submit(rows, draws),
+            plan=plan,
+            future=self._pass.submit(rows, plan),
         )
 
     def _read(self, indices: list[int]) -> list[Row]:

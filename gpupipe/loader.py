@@ -65,8 +65,10 @@ class Loader:
         backend: "auto", "dali", "numba" or "torchvision"; `loader.backend` says which was chosen, and why.
         device: Of the images and labels: a torch device or its name; None: what the backend is best at.
         sharding: How samples are dealt to processes; None: `Sharding()`, which finds the rank itself.
-        fields: What a batch holds, in this order: "image", "label", "index", "key", "path", "valid", any of the
-            source's columns, and what `collate` makes of them: "tokens_mask", "boxes_offsets".
+        fields: What a batch holds, in this order: "image", "label", "index", "key", "path", "valid", "affine", any of
+            the source's columns, and what `collate` makes of them: "tokens_mask", "boxes_offsets". Boxes and points
+            among the columns stay in pixels of the original image, whatever is done to it: `transform_boxes` moves
+            them by "affine".
         collate: What becomes of the columns: a `Collate`; None: numbers and arrays of one shape are stacked, anything
             else stays a list. Or any function, as DataLoader's `collate_fn`: it gets a list with one tuple of fields
             for each sample, and what it returns is handed out, with its tensors on the device.
@@ -76,7 +78,8 @@ class Loader:
 
     Yields:
         A tuple with one entry for each field. "image": (n, 3, height, width) of the recipe's dtype; "label": int64,
-        float32 or whatever the source has, stacked; "index": int64 (n,); "valid": bool (n,); "key", "path": lists.
+        float32 or whatever the source has, stacked; "index": int64 (n,); "valid": bool (n,); "key", "path": lists;
+        "affine": float32 (n, 2, 3), from pixels of the original image to those of "image".
 
     Raises:
         ConfigError: An argument that cannot work.

@@ -17,7 +17,7 @@ from gpupipe.headers import upright_size
 from gpupipe.plan import Draws, resolve
 from gpupipe.reading import Row
 from gpupipe.recipe import Recipe
-from gpupipe.records import Record
+from gpupipe.records import Plan, Record
 from gpupipe.sampling.orders import EpochOrder
 from gpupipe.sampling.samplers import RankRows
 from gpupipe.sources.base import Source
@@ -61,11 +61,13 @@ class Pass:
         count = self.rows.count
         return count // self.batch_size if self.drop_last else -(-count // self.batch_size)
 
-    def submit(self, rows: Sequence[Row], draws: Draws) -> Future[Applied]:
-        """Hand rows to the backend, with the plan that belongs to their sizes."""
-        sizes = [upright_size(row.header, self.recipe.exif) for row in rows]
-        records, headers = [row.record for row in rows], [row.header for row in rows]
-        return self.backend.submit(records, headers, resolve(self.recipe, draws, sizes))
+    def plan(self, rows: Sequence[Row], draws: Draws) -> Plan:
+        """The plan that belongs to the sizes of these rows."""
+        return resolve(self.recipe, draws, [upright_size(row.header, self.recipe.exif) for row in rows])
+
+    def submit(self, rows: Sequence[Row], plan: Plan) -> Future[Applied]:
+        """Hand rows to the backend, with their plan."""
+        return self.backend.submit([row.record for row in rows], [row.header for row in rows], plan)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +81,7 @@ class Planned:
         errors: Row -> why it could not be read, or is no image.
         unread: Rows of these whose record holds no more than a name.
         by_pillow: How many of them only Pillow decodes.
+        plan: What is done to them.
         future: The images to come.
     """
 
@@ -88,6 +91,7 @@ class Planned:
     errors: Mapping[int, RecordError]
     unread: frozenset[int]
     by_pillow: int
+    plan: Plan
     future: Future[Applied]
 
 
@@ -99,6 +103,7 @@ class Finished:
         records: One for each row.
         valid: bool (n,): False for rows that only pad, and for those ignored.
         images: (n, 3, height, width).
+        affines: float32 (n, 2, 3): from places in the original image to places in these.
         ignored: Rows that hold zeros instead of a bad sample.
         unread: Rows of these whose record holds no more than a name.
     """
@@ -106,5 +111,6 @@ class Finished:
     records: list[Record]
     valid: npt.NDArray[np.bool_]
     images: torch.Tensor
+    affines: npt.NDArray[np.float32]
     ignored: frozenset[int] = frozenset()
     unread: frozenset[int] = frozenset()

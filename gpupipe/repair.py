@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from gpupipe.errors import RecordError, SourceError
+from gpupipe.geometry import affines
 from gpupipe.passes import Finished, Pass, Planned
 from gpupipe.plan import draw
 from gpupipe.reading import Row, read_row
@@ -42,7 +44,7 @@ def repaired(what: Pass, batch: Planned, images: torch.Tensor, errors: Errors) -
     if policy == "raise":
         raise errors[min(errors)]
     _check_number(what, what.bad.rows + len(batch.records), errors[max(errors)])
-    finished = Finished(list(batch.records), batch.valid.copy(), images)
+    finished = Finished(list(batch.records), batch.valid.copy(), images, affines(batch.plan))
     if policy == "ignore":
         return _ignore(finished, batch, errors)
     _substitute(what, finished, batch, errors)
@@ -65,7 +67,7 @@ def _ignore(finished: Finished, batch: Planned, errors: Errors) -> Finished:
     rows = sorted(errors)
     finished.images[rows] = 0
     finished.valid[rows] = False
-    return Finished(finished.records, finished.valid, finished.images, frozenset(rows), batch.unread)
+    return replace(finished, ignored=frozenset(rows), unread=batch.unread)
 
 
 def _substitute(what: Pass, finished: Finished, batch: Planned, errors: Errors) -> None:
@@ -121,13 +123,14 @@ def _replace(what: Pass, finished: Finished, batch: Planned, tried: Mapping[int,
         indices=[tried[row] for row in rows],
         occurrences=[_occurrence(batch.records[row].index, int(batch.occurrences[row])) for row in rows],
     )
-    applied = what.submit(list(read.values()), draws).result()
+    plan = what.plan(list(read.values()), draws)
+    applied, moves = what.submit(list(read.values()), plan).result(), affines(plan)
     good = []
     for number, row in enumerate(rows):
         if number in applied.errors:
             what.bad.add(tried[row], applied.errors[number])
             continue
-        finished.images[row] = applied.images[number]
+        finished.images[row], finished.affines[row] = applied.images[number], moves[number]
         finished.records[row] = read[row].record
         finished.valid[row] &= what.substitutes_valid
         what.bad.replaced(batch.records[row].index, tried[row])

@@ -20,7 +20,7 @@ LAYERS = (
     ("convert", "pillow"),
     ("headers",),
     ("decode", "faults"),
-    ("plan", "sources", "sampling"),
+    ("plan", "geometry", "sources", "sampling"),
     ("cache",),
     ("backends",),
     ("reading", "state"),
