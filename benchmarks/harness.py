@@ -25,7 +25,12 @@ _PACKAGES = {
 }
 
 
-def interleaved(functions: Mapping[str, Callable[[], object]], rounds: int, warm_up: int = 1) -> dict[str, Any]:
+def interleaved(
+    functions: Mapping[str, Callable[[], object]],
+    rounds: int,
+    warm_up: int = 1,
+    before: Callable[[], object] | None = None,
+) -> dict[str, Any]:
     """Time functions in turn, so that a change of the machine's mood hits all of them.
 
     Every second round runs them in reverse order.
@@ -34,6 +39,7 @@ def interleaved(functions: Mapping[str, Callable[[], object]], rounds: int, warm
         functions: Name -> what to time.
         rounds: How often each is timed.
         warm_up: Rounds before those, not counted.
+        before: Called before each, and not timed.
 
     Returns:
         Name -> {"median_s", "iqr_s", "min_s", "rounds"}.
@@ -44,6 +50,8 @@ def interleaved(functions: Mapping[str, Callable[[], object]], rounds: int, warm
         for name in names if number % 2 == 0 else reversed(names):
             # Some loaders read ahead into their next epoch; that must not be paid by whoever comes after them.
             time.sleep(SETTLE_S)
+            if before is not None:
+                before()
             start = time.perf_counter()
             functions[name]()
             elapsed = time.perf_counter() - start
