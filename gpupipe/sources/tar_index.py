@@ -331,7 +331,7 @@ def _index_in_processes(shards: list[str], layout: Layout, cache_dir: str | None
             job = {"shards": shards[number::workers], "layout": _layout_json(layout), "cache_dir": cache_dir}
             if child.stdin is not None:
                 with child.stdin as pipe:
-                    pipe.write(f"{json.dumps(sys.path)}\n{json.dumps(job)}\n".encode())
+                    pipe.write(f"{json.dumps(list(map(str, sys.path)))}\n{json.dumps(job)}\n".encode())
         for child in children:
             child.wait()
     except OSError as error:
@@ -371,11 +371,18 @@ def join_tables(shards: Sequence[str], tables: Sequence[Table], classes: Sequenc
     Raises:
         SourceError: No shards, no samples, or labels that do not fit each other.
     """
-    root, names = relative_names(shards)
-    uri = root
+    if not shards:
+        raise SourceError("there are no tar shards to join")
+    uri, names = relative_names(shards)
     lengths = [len(table) for table in tables]
     if not sum(lengths):
-        raise SourceError(f"{_named(shards)} {'has' if len(shards) == 1 else 'have'} no images", uri=uri)
+        odd = [f"{n} {what} (the first: {first})" for what, (n, first) in _joined_warnings(names, tables).items()]
+        images = ", ".join(f".{extension}" for extension in tables[0].meta["layout"]["image"])
+        raise SourceError(
+            f"there are no images in {_named(shards)}, that is no files {images}; but {'; '.join(odd) or 'nothing'}. "
+            "Say with image= what the images are, if there are any",
+            uri=uri,
+        )
     starts = np.cumsum([0, *lengths], dtype=np.int64)
     extensions: dict[str, int] = {}
     kinds = []

@@ -131,7 +131,7 @@ def samples_of(listing: Listing, data: memoryview, layout: Layout, uri: str) -> 
     _warn(warnings, "files without an extension, or hidden ones", stray)
     _warn(warnings, "links, devices and other special members", listing.special)
     _warn(warnings, "samples whose files are not side by side", split)
-    without = [key for key, sample in samples.items() if sample.image is None]
+    without = [f"{key}.{next(iter(sample.others))}" for key, sample in samples.items() if sample.image is None]
     _warn(warnings, "samples without an image", without)
     if listing.cut is not None:
         _warn(warnings, "shards cut off", [f"{listing.cut}, at byte {listing.cut_at}"])

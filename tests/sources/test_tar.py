@@ -153,8 +153,9 @@ def test_tar_of_one_sample_and_empty_shards_among_others(tmp_path):
 def test_tar_without_any_sample_raises(tmp_path):
     with pytest.raises(SourceError, match="no images"):
         one(tmp_path)
-    with pytest.raises(SourceError, match="no images"):
-        one(tmp_path, ("readme.txt", "hello"))
+    with pytest.raises(SourceError, match=r"no images.*\.webp.*1 samples without an image \(the first: 'a\.heic' in"):
+        one(tmp_path, ("a.heic", "hello"))
+    assert TarShards(tmp_path / "x.tar", image="heic", label=None)[0].data == b"hello"
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=40)
