@@ -42,7 +42,7 @@ class ShardOrder:
     Lanes and windows do not depend on the world size, so an epoch can be resumed with any that divides the lanes. Every
     epoch holds every sample once, however unequal the shards are, and fewer than lanes or ranks. What pads a rank at
     the end comes from the end of its own lanes, so no shard is opened again for it. The substitute of a bad sample
-    (`gpupipe.OnError`) is of the same shard; in a shard of one there is none, and it raises. Where
+    (`gpupipe.OnError`) is of the same shard, and for one that is alone in its shard any other sample. Where
     torch.distributed runs, the ranks compare shards and order at each epoch's beginning, so all must call `iter()`.
 
     The defaults suit up to 16 processes, and shards of about a thousand images. On a data set like ImageNet, 86 of its

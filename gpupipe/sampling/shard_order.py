@@ -93,9 +93,10 @@ class LaneOrder(ArrayOrder):
         return digest(np.frombuffer(f"{super().hash} {digest(self._starts)}".encode(), np.uint8))
 
     def candidates(self, index: int) -> range:
-        """See `EpochOrder.candidates`: every sample of the same shard, which is being read anyway."""
+        """See `EpochOrder.candidates`: every sample of the same shard, which is being read anyway, if it has others."""
         shard = int(np.searchsorted(self._starts, index, side="right")) - 1
-        return range(int(self._starts[shard]), int(self._starts[shard + 1]))
+        first, end = self._starts[shard : shard + 2].tolist()
+        return range(first, end) if end - first > 1 else range(self._length)
 
 
 def shard_starts_of(source: Sized) -> I64:
