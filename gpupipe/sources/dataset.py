@@ -248,6 +248,8 @@ if hasattr(os, "register_at_fork"):
 def _check_dataset(dataset: Any) -> None:
     if _is_instance(dataset, "torch.utils.data", "IterableDataset"):
         problem = "is an IterableDataset, which cannot be read in any other order than its own"
+    elif isinstance(dataset, np.ndarray):
+        problem = "is an array without labels: save it with np.save, and open the .npy file"
     elif not hasattr(dataset, "__len__") or not hasattr(dataset, "__getitem__"):
         problem = "has no length or no items by number"
     else:

@@ -12,11 +12,8 @@ The layout of a packed environment, for who writes one:
 from __future__ import annotations
 
 import hashlib
-import json
-import logging
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -26,18 +23,14 @@ import numpy.typing as npt
 from gpupipe.errors import ConfigError, RecordError, SourceError
 from gpupipe.records import Encoded, Record
 from gpupipe.sources.base import check_index
-from gpupipe.sources.folder import IMG_EXTENSIONS
-from gpupipe.sources.labels import GivenLabels, given_labels, record_label, stacked
-from gpupipe.sources.lmdb_environment import Environment, data_file, environment, no_fork
-from gpupipe.sources.table import Strings, Table
+from gpupipe.sources.labels import GivenLabels, given_labels, record_label
+from gpupipe.sources.lmdb_environment import Environment, environment, no_fork
+from gpupipe.sources.lmdb_listing import beside, list_environment
+from gpupipe.sources.table import Table
 from gpupipe.sources.values import from_bytes, to_bytes
 
-# What `write_index` and `_scan` name their tables.
-PACKED, FOREIGN = "gpupipe lmdb", "foreign lmdb"
+PACKED = "gpupipe lmdb"
 MAX_KEY_BYTES = 511  # LMDB's, as it is built everywhere
-
-_log = logging.getLogger("gpupipe")
-
 
 # --- the layout ---
 
@@ -46,12 +39,6 @@ def index_path(path: str | os.PathLike[str]) -> str:
     """Where the index of an environment is: inside its folder, or beside its file (``subdir=False``)."""
     path = os.fspath(path)
     return os.path.join(path, "index.npz") if os.path.isdir(path) else f"{path}.index.npz"
-
-
-def list_path(path: str | os.PathLike[str]) -> str:
-    """Where the list of an environment that is not packed is kept, which can be thrown away at any time."""
-    path = os.fspath(path)
-    return os.path.join(path, "list.npz") if os.path.isdir(path) else f"{path}.list.npz"
 
 
 def db_key(key: str, column: str | None = None) -> bytes:
@@ -130,7 +117,8 @@ class LmdbSource:
 
     - If any key ends in an image extension, those are the images, and entries that differ from one in the extension
       alone belong to it, as in webdataset: ``a/b.jpg``, its label in ``a/b.cls`` (an integer, a float, or a JSON list),
-      and columns on request, such as ``a/b.txt`` or ``a/b.json``. What belongs to no image is counted in a warning.
+      and columns on request, such as ``a/b.txt``, ``a/b.json`` or ``a/b.mask.png``. What belongs to no image is counted
+      in a warning.
     - Otherwise every entry is an image without a label, except for names like ``__len__``.
 
     That list is kept beside the environment, where that can be written to, and made anew when the environment changed.
@@ -168,6 +156,8 @@ class LmdbSource:
             self._held: Environment | None = environment(self.path)
             self._table = _table_of(self.path, self._held.handle)
         self._packed = self._table.meta["layout"] == PACKED
+        if labels is None and (problem := self._table.meta.get("problem")):
+            raise SourceError(f"the labels in {self.path!r} cannot be used: {problem}. Give labels=", uri=self.path)
         if labels is not None:
             self._table = replace(self._table, labels=given_labels(labels, len(self), self.path))
         self._labels = self._table.labels
@@ -218,7 +208,7 @@ class LmdbSource:
         return Record(data=data, label=label, index=index, key=key, path=self.path, columns=columns)
 
     def _column_key(self, key: str, column: str) -> bytes:
-        return db_key(key, column) if self._packed else _sibling(db_key(key), column)
+        return db_key(key, column) if self._packed else beside(db_key(key), column)
 
     def _read(self, names: list[bytes], index: int) -> list[bytes | None]:
         import lmdb
@@ -296,7 +286,7 @@ def _table_of(path: str, handle: Any) -> Table:
     """The index of a packed environment, or the list of any other one."""
     place = index_path(path)
     if not os.path.isfile(place):
-        return _list_of(path, handle)
+        return list_environment(path, handle)
     table = Table.load(place)
     if table.meta.get("layout") != PACKED:
         raise SourceError(f"{place!r} belongs to something else: move it away from the LMDB environment", uri=path)
@@ -308,135 +298,6 @@ def _table_of(path: str, handle: Any) -> Table:
             uri=path,
         )
     return table
-
-
-def _list_of(path: str, handle: Any) -> Table:
-    """The list of an environment of others, made if there is none, or none that fits."""
-    place, state = list_path(path), _state_of(path, handle)
-    # A list that cannot be read is made anew; where it cannot be kept, it is made each time.
-    with suppress(SourceError):
-        table = Table.load(place)
-        if table.meta.get("layout") == FOREIGN and table.meta.get("state") == state:
-            return table
-    table = _scan(path, handle, state)
-    with suppress(SourceError):
-        table.save(place)
-    return table
-
-
-def _state_of(path: str, handle: Any) -> list[int]:
-    """What changes with an environment. A new one by the same program has the same entries and transactions."""
-    found = os.stat(data_file(path))
-    last = handle.info()["last_txnid"]
-    return [handle.stat()["entries"], last, found.st_size, found.st_mtime_ns]
-
-
-def _scan(path: str, handle: Any, state: list[int]) -> Table:
-    """List an environment of others."""
-    import lmdb
-
-    names: list[bytes] = []
-    sizes: list[int] = []
-    try:
-        with handle.begin(buffers=True) as transaction:
-            for name, value in transaction.cursor():
-                names.append(bytes(name))
-                sizes.append(len(value))
-            if len(set(names)) < len(names):
-                raise SourceError(
-                    f"{path!r} has several values under one key (DUPSORT), which is no layout for images", uri=path
-                )
-            images, others = _sorted_out(names)
-            if not images:
-                raise SourceError(f"{path!r} has no images: {len(names)} entries", uri=path)
-            chosen = [names[number] for number in images]
-            labels = _labels_of(path, transaction, chosen, {names[number] for number in others})
-    except lmdb.Error as error:
-        raise SourceError(f"{path!r} cannot be listed: {error}. Copy the environment anew", uri=path) from error
-    columns, strays = _columns_of(chosen, [names[number] for number in others])
-    if strays:
-        _log.warning(
-            "%s: %d of %d entries belong to no image and are left out, the first of them %r",
-            path,
-            len(strays),
-            len(names),
-            strays[0],
-        )
-    ends = np.fromiter((len(name) + 1 for name in chosen), np.int64, len(chosen)).cumsum() - 1
-    return Table(
-        keys=Strings(b"\0".join([*chosen, b""]), ends),
-        labels=labels,
-        sizes_bytes=np.array([sizes[number] for number in images], np.int64),
-        meta={"layout": FOREIGN, "state": state, "columns": columns},
-    )
-
-
-def _sorted_out(names: list[bytes]) -> tuple[list[int], list[int]]:
-    """Positions of the images, and of all else."""
-    endings = tuple(ending.encode() for ending in IMG_EXTENSIONS)
-    images = [number for number, name in enumerate(names) if name.lower().endswith(endings)]
-    if not images:
-        images = [number for number, name in enumerate(names) if not (name[:2] == b"__" == name[-2:])]
-    chosen = set(images)
-    return images, [number for number in range(len(names)) if number not in chosen]
-
-
-def _split(name: bytes) -> tuple[bytes, bytes]:
-    """Folder and basename up to its first dot, and what follows: webdataset's rule."""
-    folder, slash, base = name.rpartition(b"/")
-    stem, _, ending = base.partition(b".")
-    return folder + slash + stem, ending
-
-
-def _sibling(image: bytes, ending: str) -> bytes:
-    return _split(image)[0] + b"." + ending.encode()
-
-
-def _labels_of(path: str, transaction: Any, images: list[bytes], others: set[bytes]) -> npt.NDArray[Any] | None:
-    """The labels in the .cls entries, None if there are none."""
-    names = [_sibling(image, "cls") for image in images]
-    missing = [image for image, name in zip(images, names, strict=True) if name not in others]
-    if len(missing) == len(images):
-        return None
-    if missing:
-        raise SourceError(
-            f"{path!r} has no label (.cls) for {len(missing)} of {len(images)} images, the first of them {missing[0]!r}"
-            ": write them, or give labels=",
-            uri=path,
-        )
-    found = []
-    for name in names:
-        text = bytes(transaction.get(name))
-        try:
-            found.append(json.loads(text))
-        except ValueError as error:
-            raise SourceError(
-                f"{path!r} has the label {text[:50]!r} under {name!r}: it must be a number or a JSON list of numbers",
-                uri=path,
-            ) from error
-    try:
-        return stacked(found)
-    except ValueError as error:
-        raise SourceError(
-            f"the labels (.cls) in {path!r} are {error}: they must be all numbers, or all lists of the same length",
-            uri=path,
-        ) from error
-
-
-def _columns_of(images: list[bytes], others: list[bytes]) -> tuple[dict[str, str], list[bytes]]:
-    """Kind of each column that entries beside the images make, and the entries that belong to no image."""
-    stems = {_split(image)[0] for image in images}
-    kinds = {"txt": "str", "json": "json", "cls": "json", "npy": "array"}
-    columns: dict[str, str] = {}
-    strays = []
-    for name in others:
-        stem, ending = _split(name)
-        if stem in stems and ending:
-            text = ending.decode("utf-8", "surrogateescape")
-            columns[text] = kinds.get(text, "bytes")
-        else:
-            strays.append(name)
-    return columns, strays
 
 
 def _is_pickle(value: bytes) -> bool:

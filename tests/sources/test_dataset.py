@@ -306,7 +306,12 @@ class _NoLength(Dataset):
 
 
 @pytest.mark.parametrize(
-    ("dataset", "message"), [(_Stream(), "in any other order than its own"), (_NoLength(), "no length")]
+    ("dataset", "message"),
+    [
+        (_Stream(), "in any other order than its own"),
+        (_NoLength(), "no length"),
+        (np.zeros((2, 3, 3, 3), np.uint8), r"save it with np\.save"),
+    ],
 )
 def test_dataset_that_is_not_map_style_raises(dataset, message):
     with pytest.raises(ConfigError, match=message) as error:

@@ -16,10 +16,10 @@ from hypothesis import strategies as st
 
 from gpupipe.errors import ConfigError, RecordError, SourceError
 from gpupipe.records import Record
-from gpupipe.sources import lmdb as lmdb_module
-from gpupipe.sources import open_source
+from gpupipe.sources import lmdb_listing, open_source
 from gpupipe.sources.folder import ImageFolder
-from gpupipe.sources.lmdb import LmdbSource, db_key, entries_of, index_path, list_path, write_index
+from gpupipe.sources.lmdb import LmdbSource, db_key, entries_of, index_path, write_index
+from gpupipe.sources.lmdb_listing import list_path
 from gpupipe.sources.table import Strings, Table
 from tests import images
 from tests.sources.processes import facts, read_all, read_forked, read_in_threads, read_spawned
@@ -212,8 +212,8 @@ def test_foreign_labels_are_floats_and_vectors_too(tmp_path, texts, expected):
 @pytest.mark.parametrize(
     ("entries", "message"),
     [
-        ({b"1.cls": b"cat", b"2.cls": b"1"}, r"label b'cat' under b'1\.cls'"),
-        ({b"1.cls": b"3"}, r"no label \(\.cls\) for 1 of 2 images.*b'2\.jpg'.*labels="),
+        ({b"1.cls": b"cat", b"2.cls": b"1"}, r"b'cat' under b'1\.cls' is neither.*Give labels="),
+        ({b"1.cls": b"3"}, r"no \.cls entry for 1 of 2 images.*b'2\.jpg'.*labels="),
         ({b"1.cls": b"3", b"2.cls": b"[1, 2]"}, "several lengths"),
         ({b"1.cls": b'"3"', b"2.cls": b'"4"'}, "where numbers are expected"),
         ({b"1.cls": b"NaN", b"2.cls": b"1.0"}, "not finite"),
@@ -221,8 +221,65 @@ def test_foreign_labels_are_floats_and_vectors_too(tmp_path, texts, expected):
 )
 def test_foreign_labels_that_cannot_be_raise(tmp_path, entries, message):
     path = write_entries(tmp_path / "env", [(b"1.jpg", b"x"), (b"2.jpg", b"x"), *entries.items()])
-    with pytest.raises(SourceError, match=message):
-        LmdbSource(path)
+    for _ in range(2):  # the second time from the list that is kept
+        with pytest.raises(SourceError, match=message):
+            LmdbSource(path)
+    assert LmdbSource(path, labels=[4, 5]).labels.tolist() == [4, 5]
+
+
+def test_foreign_names_with_dots_are_images_unless_they_belong_to_one(tmp_path):
+    names = [
+        "a.jpg",
+        "a.mask.png",
+        "a.mask.json",
+        "b.v1.jpg",
+        "b.v2.jpg",
+        "b.v1.txt",
+        "c.d/e.png",
+        "c.d/e.f.g",
+        "c.d/.jpg",
+    ]
+    path = write_entries(tmp_path / "env", [(name.encode(), b"'%s'" % name.encode()) for name in names])
+    source = LmdbSource(path, columns=("mask.png", "txt", "f.g"))
+    rows = {source.key(n): {k: v for k, v in source[n].columns.items() if v} for n in range(len(source))}
+    assert rows == {
+        "a.jpg": {"mask.png": b"'a.mask.png'"},
+        "b.v1.jpg": {"txt": "'b.v1.txt'"},
+        "b.v2.jpg": {},
+        "c.d/.jpg": {},
+        "c.d/e.png": {"f.g": b"'c.d/e.f.g'"},
+    }
+    with pytest.raises(ConfigError, match=r"those that .* has: 'f\.g', 'mask\.json', 'mask\.png', 'txt'"):
+        LmdbSource(path, columns=("nope",))
+
+
+PARTS = st.text("ab", min_size=1, max_size=2)
+
+
+@given(
+    st.lists(
+        st.tuples(st.sampled_from(["", "x/", "x.y/"]), PARTS, st.sampled_from(["jpg", "png", "cls", "txt", "m.txt"])),
+        min_size=1,
+        unique=True,
+    )
+)
+def test_foreign_groups_are_those_of_webdataset(parts):
+    tariterators = pytest.importorskip("webdataset.tariterators")
+    names = sorted(f"{folder}{stem}.{ending}".encode() for folder, stem, ending in parts)
+    groups = {}
+    for name in names:
+        stem, ending = tariterators.base_plus_ext(name.decode())
+        groups.setdefault(stem, set()).add(ending)
+    chosen = [names[number].decode() for number in lmdb_listing._images(names)]
+    images = [f"{stem}.{ending}" for stem, endings in groups.items() for ending in endings & {"jpg", "png"}]
+    if not images:
+        return  # then all entries are images
+    assert sorted(chosen) == sorted(images)
+    others = {name for name in names if name.decode() not in images}
+    columns, strays = lmdb_listing._columns([name.encode() for name in images], others)
+    with_image = [endings for endings in groups.values() if endings & {"jpg", "png"}]
+    assert set(columns) == set().union(*with_image) - {"jpg", "png"}
+    assert len(strays) == sum(len(endings) for endings in groups.values() if not endings & {"jpg", "png"})
 
 
 def test_foreign_environment_of_other_keys_is_all_images(tmp_path):
@@ -251,8 +308,8 @@ def test_foreign_list_is_kept_and_made_anew_after_a_change(tmp_path, monkeypatch
     assert LmdbSource(path).labels.tolist() == [1]
     assert os.path.isfile(list_path(path))
     scans = []
-    scan = lmdb_module._scan
-    monkeypatch.setattr(lmdb_module, "_scan", lambda *arguments: scans.append(1) or scan(*arguments))
+    scan = lmdb_listing.scan
+    monkeypatch.setattr(lmdb_listing, "scan", lambda *arguments: scans.append(1) or scan(*arguments))
     assert LmdbSource(path).labels.tolist() == [1]
     assert not scans
     write_entries(path, [(b"1.cls", b"2")])  # as many entries as before
@@ -306,7 +363,7 @@ def test_environment_with_several_values_under_a_key_raises():
             return [(b"a.jpg", b"1"), (b"a.jpg", b"2")]
 
     with pytest.raises(SourceError, match="several values under one key"):
-        lmdb_module._scan("env", Doubled(), [])
+        lmdb_listing.scan("env", Doubled(), [])
 
 
 # --- what cannot be opened ---
