@@ -108,7 +108,8 @@ def use_image(data: Encoded | Pixels, use: Callable[[Image.Image], T]) -> T:
         raise
     except UnidentifiedImageError as error:
         raise DecodeError(
-            f"no image format that is read here ({len(data)} bytes that begin with {bytes(data[:8])!r})"
+            "no image format that is read here, or a damaged header "
+            f"({len(data)} bytes that begin with {bytes(data[:8])!r})"
         ) from error
     except Exception as error:
         # Pillow's plugins raise nearly everything on damaged files: OSError, SyntaxError, ValueError, EOFError,

@@ -24,6 +24,9 @@ Box = tuple[int, int, int, int]  # top, left, height, width in pixels
 # wrong when it is asked for that column alone.
 SMALLEST_REGION_PX = 16
 
+# A thread keeps the memory of its last region for the next one, unless that was far larger than those of photos.
+KEPT_BYTES = 32 << 20
+
 
 def widened(region: Box, height: int, width: int) -> Box:
     """The region, grown to `SMALLEST_REGION_PX` inside an image of that size.
@@ -109,8 +112,8 @@ class _RegionCodec:
             return None
         if image is None:
             return None
-        self._image = image
         pixels: U8 = np.asarray(image)
+        self._image = image if pixels.nbytes <= KEPT_BYTES else None
         if pixels.shape != (height, width, 3) or not pixels.flags.c_contiguous:
             return None
         return pixels.reshape(height, 3 * width)
