@@ -41,7 +41,7 @@ _SIDECAR, _JOINT = "tar shard", "tar shards"
 _ENDS_BYTES = 1 << 16
 # How long indexing has to take for further processes to be started, each of which needs 0.3 s to begin.
 _PROCESSES_FROM_S = 3.0
-_JOIN_FROM_SHARDS = 256
+_JOIN_FROM_SHARDS = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -480,8 +480,8 @@ def open_shards(shards: list[str], layout: Layout | None = None, cache_dir: str 
     """The joint table of tar shards, by the quickest way there is.
 
     That is a joint index of just these shards in their folder; or else in the cache folder, where one is kept for
-    more than 256 shards (10,000 indexes of single shards take 20 s to read, a joint one takes 1); or else
-    `load_tables` and `join_tables`.
+    more than 32 shards (the 147 indexes of 1,281,167 records take 2.3 s and 216 MB to read, a joint one 0.8 s and
+    97 MB); or else `load_tables` and `join_tables`.
 
     Args:
         shards: Their absolute paths.
