@@ -261,9 +261,9 @@ def _one_label(listed: Listed, name: str) -> npt.NDArray[Any]:
         if cells[0].startswith("["):
             try:
                 column = json_cells(cells)
-            except ValueError as error:
+            except (ValueError, RecursionError) as error:
                 row = next(row for row, cell in enumerate(cells) if not _is_json(cell))
-                raise listed.bad(row, f"the label {cells[row]!r} is no list in JSON") from error
+                raise listed.bad(row, f"the label {cells[row][:50]!r} is no list in JSON") from error
         else:
             column = _numbers_of(listed, name)
     if column.kind != "number" or not isinstance(column.values, np.ndarray):
@@ -340,6 +340,6 @@ def _is_text(value: Any) -> bool:
 def _is_json(cell: str) -> bool:
     try:
         json.loads(cell)
-    except ValueError:
+    except (ValueError, RecursionError):
         return False
     return True

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gpupipe.errors import ConfigError, SourceError
+from gpupipe.sources.values import read_npy
 
 GivenLabels = str | os.PathLike[str] | npt.ArrayLike
 
@@ -33,8 +34,8 @@ def given_labels(labels: GivenLabels, count: int, uri: str) -> npt.NDArray[Any]:
         path = os.path.abspath(os.path.expanduser(os.fspath(labels)))
         try:
             with open(path, "rb") as file:
-                array = np.lib.format.read_array(file, allow_pickle=False)
-        except (OSError, ValueError, EOFError) as error:
+                array = read_npy(file)
+        except (OSError, ValueError) as error:
             raise SourceError(
                 f"the labels in {path!r} cannot be read: {error}. It must be an .npy file of numbers, as np.save "
                 "writes it",

@@ -129,6 +129,10 @@ class LmdbSource:
     The environment is opened read-only and without locks, so it also opens on read-only file systems; in return it must
     not be written to meanwhile. Sources of one environment share one handle in each process, as LMDB demands.
 
+    A file that was cut off is an error. LMDB has no checksums, though: other damage shows as an error, as wrong bytes,
+    or in the worst case ends the process (SIGBUS; 24 of 450 environments with 20 random bytes in the pages that hold
+    the keys did that). Compare the file with the checksum of its pack where that matters.
+
     Args:
         path: The environment: a folder with ``data.mdb``, or a single file (``subdir=False`` in LMDB).
         labels: Labels, (n, ...), in the order of the records, that take the place of the environment's own: an array,

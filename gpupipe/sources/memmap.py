@@ -25,7 +25,7 @@ from gpupipe.records import Encoded, Pixels, Record
 from gpupipe.sources.base import check_index, fingerprint_of
 from gpupipe.sources.labels import GivenLabels, given_labels, record_label
 from gpupipe.sources.table import Table
-from gpupipe.sources.values import KINDS, from_bytes
+from gpupipe.sources.values import KINDS, NPY_DAMAGE, from_bytes
 
 DATA, INDEX = "data.bin", "index.npz"
 STORE = "gpupipe memmap"
@@ -369,7 +369,7 @@ class ArrayPair:
 def _open_images(path: str) -> npt.NDArray[np.uint8]:
     try:
         found = np.lib.format.open_memmap(path, mode="r")  # arrays of Python objects are refused
-    except (OSError, ValueError, EOFError) as error:
+    except (OSError, *NPY_DAMAGE) as error:
         raise SourceError(
             f"{path!r} cannot be mapped: {error}. It must be an .npy file of uint8 (n, height, width, 3), or "
             "(n, height, width), as np.save writes it",

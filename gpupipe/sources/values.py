@@ -7,13 +7,18 @@ from __future__ import annotations
 
 import io
 import json
-from typing import Any
+import tokenize
+from typing import IO, Any
 
 import numpy as np
+import numpy.typing as npt
 
 from gpupipe.errors import SourceError
 
 KINDS = ("str", "bytes", "array", "json")
+
+# What NumPy raises on a damaged .npy file, whose header is a line of Python (that it never executes).
+NPY_DAMAGE = (ValueError, TypeError, EOFError, SyntaxError, OverflowError, MemoryError, tokenize.TokenError)
 
 
 def kind_of(value: object) -> str:
@@ -75,5 +80,20 @@ def from_bytes(data: bytes, kind: str) -> Any:
     if kind == "bytes":
         return bytes(data)
     if kind == "array":
-        return np.lib.format.read_array(io.BytesIO(data), allow_pickle=False)
-    return json.loads(data)
+        return read_npy(io.BytesIO(data))
+    try:
+        return json.loads(data)
+    except RecursionError as error:
+        raise ValueError("JSON nested too deeply") from error
+
+
+def read_npy(file: IO[bytes]) -> npt.NDArray[Any]:
+    """The array in a ``.npy`` file. Nothing is unpickled.
+
+    Raises:
+        ValueError: It is none, or damaged, or holds Python objects.
+    """
+    try:
+        return np.lib.format.read_array(file, allow_pickle=False)
+    except NPY_DAMAGE as error:
+        raise ValueError(str(error) or type(error).__name__) from error

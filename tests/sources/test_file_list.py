@@ -213,6 +213,7 @@ def test_numbers_with_spaces_around_them_are_numbers(tmp_path):
         (["0.5", "nan"], r"line 3: the label 'nan' is no number"),
         (["0.5", "1e999"], r"line 3: the label inf is not finite"),
         (["1", str(2**63)], r"line 3: the label 9223372036854775808 .* does not fit 64 bits"),
+        (["[1, 2]", "[" * 100_000], r"line 3: the label '\[\[\[.* is no list in JSON"),
         (["[1, 2]", "[1"], r"line 3: the label '\[1' is no list in JSON"),
         (["[1, 2]", "3"], r"line 3: the label 3 cannot be used \(line 2 has \[1, 2\]\)"),
         (["[1, 2]", "[1, 2, 3]"], r"line 3: the label \[1, 2, 3\] cannot be used"),

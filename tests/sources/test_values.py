@@ -68,7 +68,10 @@ def test_value_of_another_kind_raises(value, kind):
 
 
 @pytest.mark.parametrize("kind", ["array", "json"])
-@pytest.mark.parametrize("data", [b"", b"junk", b"\x80\4.", b"\x93NUMPY\1\0"])
+@pytest.mark.parametrize(
+    "data",
+    [b"", b"junk", b"\x80\4.", b"\x93NUMPY\1\0", b"[" * 100_000, b"\x93NUMPY\1\0\3\0{(\n", b"\x93NUMPY\1\0\4\0{'a\n"],
+)
 def test_bytes_that_are_no_value_raise_value_error(kind, data):
     with pytest.raises(ValueError):  # noqa: PT011 - of whichever library
         from_bytes(data, kind)
