@@ -111,12 +111,49 @@ def stages() -> str:
     return table(head, rows)
 
 
+def sources() -> str:
+    """Images a second from each kind of source, warm and cold, as ratios; and system calls."""
+    measured = result("sources")
+    calls = measured["per_image"]
+    yardstick = (
+        next(iter(measured["warm"].values()))["images_per_s"],
+        next(iter(measured["cold"].values()))["images_per_s"],
+    )
+    rows = []
+    for number, (name, warm) in enumerate(measured["warm"].items()):
+        cold = measured["cold"][name]
+        shown = name if number else f"{name} ({yardstick[0]:,.0f} / {yardstick[1]:,.0f} images/s)"
+        counted = (
+            (f"{calls[name]['opens']:.2f}", f"{calls[name]['calls']:.1f}") if isinstance(calls, dict) else ("-", "-")
+        )
+        rows.append([shown, f"{warm['ratio']:.2f}", f"{cold['ratio']:.2f}", *counted])
+    return table(["", "warm", "cold", "opens an image", "system calls an image"], rows)
+
+
+def opening() -> str:
+    """A source of ImageNet's size, opened from its index."""
+    measured = result("open")
+    names = {"folder": "folder of class folders", "tar": "147 tar shards", "lmdb": "LMDB"}
+    rows = [
+        [shown, f"{measured[name]['seconds']:.2f} s", f"{measured[name]['memory_mb']:.0f} MB"]
+        for name, shown in names.items()
+    ]
+    return table(["1,281,167 records, opened from the index", "time", "memory"], rows)
+
+
 def threads() -> str:
     found = result("cpu_stages")["threads_images_per_s"]
     return "; ".join(f"{count}: {speed:,.0f}" for count, speed in found.items())
 
 
-TABLES: dict[str, Callable[[], str]] = {"cpu": cpu, "scale": scale, "stages": stages, "threads": threads}
+TABLES: dict[str, Callable[[], str]] = {
+    "cpu": cpu,
+    "scale": scale,
+    "stages": stages,
+    "threads": threads,
+    "sources": sources,
+    "opening": opening,
+}
 
 
 def filled(text: str) -> str:
