@@ -10,7 +10,7 @@ The layout of a store, a folder, for who writes one:
 
 from __future__ import annotations
 
-import mmap
+import math
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -22,8 +22,9 @@ import numpy.typing as npt
 
 from gpupipe.errors import RecordError, SourceError
 from gpupipe.records import Encoded, Pixels, Record
-from gpupipe.sources.base import check_index, fingerprint_of
+from gpupipe.sources.base import check_index, fingerprint_of, unreadable
 from gpupipe.sources.labels import GivenLabels, given_labels, record_label
+from gpupipe.sources.maps import FileMap
 from gpupipe.sources.table import Table
 from gpupipe.sources.values import KINDS, NPY_DAMAGE, from_bytes
 
@@ -135,9 +136,8 @@ def _check_places(offsets: npt.NDArray[np.int64], sizes: npt.NDArray[np.int64], 
 class MemmapStore:
     """Images in one file that is mapped into memory: encoded, or as pixels that need no decoding.
 
-    Data are views of the map: nothing is copied, and nothing is read but the pages that are touched. The file must not
-    be made shorter while it is mapped: touching what is gone ends the process (SIGBUS). It is checked when it is
-    mapped, not after.
+    Data are views of the map: nothing is copied. The file must not be made shorter while it is used: what is gone is
+    an error when a record is read (see `gpupipe.sources.maps`), but ends the process (SIGBUS) if it goes after that.
 
     Args:
         path: The folder, with ``data.bin`` and ``index.npz``.
@@ -169,7 +169,7 @@ class MemmapStore:
             self._table = replace(self._table, labels=given_labels(labels, len(self), self.path))
         self._labels = self._table.labels
         self.classes: list[str] | None = self._table.meta.get("classes") if labels is None else None
-        self._view: memoryview | None = None
+        self._map: FileMap | None = None
 
     def __repr__(self) -> str:
         return f"MemmapStore({self.path!r}: {len(self)} images, {self.kind})"
@@ -179,9 +179,7 @@ class MemmapStore:
 
     def __getitem__(self, index: int) -> Record:
         index = check_index(index, len(self))
-        view = self._mapped()
-        offset, size = int(self._offsets[index]), int(self._sizes[index])
-        data: Encoded | Pixels = view[offset : offset + size]
+        data: Encoded | Pixels = self._bytes(index, int(self._offsets[index]), int(self._sizes[index]))
         if self.kind == RAW:
             height, width = self._shapes[index].tolist()
             data = np.frombuffer(data, np.uint8).reshape(height, width, 3)
@@ -191,17 +189,17 @@ class MemmapStore:
             index=index,
             key=self._table.keys[index],
             path=self._data_path,
-            offset=offset,
-            columns={name: self._value(view, index, name) for name in self._columns},
+            offset=int(self._offsets[index]),
+            columns={name: self._value(index, name) for name in self._columns},
         )
 
-    def _value(self, view: memoryview, index: int, name: str) -> Any:
+    def _value(self, index: int, name: str) -> Any:
         places = self._columns[name]
         offset, size = int(places.offsets[index]), int(places.sizes_bytes[index])
         if size < 0:
             return None
         try:
-            return from_bytes(bytes(view[offset : offset + size]), places.kind)
+            return from_bytes(bytes(self._bytes(index, offset, size)), places.kind)
         except ValueError as error:
             key = self._table.keys[index]
             raise RecordError(
@@ -214,11 +212,23 @@ class MemmapStore:
                 offset=offset,
             ) from error
 
-    def _mapped(self) -> memoryview:
+    def _bytes(self, index: int, offset: int, size: int) -> memoryview:
         # Two threads may both map it at first; one map then goes again with its last view.
-        if self._view is None:
-            self._view = _map(self._data_path, self._size_bytes, self.path)
-        return self._view
+        mapped = self._map
+        if mapped is None:
+            mapped = self._map = _map(self._data_path, self._size_bytes, self.path)
+        try:
+            return mapped.view(offset, size)
+        except OSError as error:
+            raise unreadable(
+                error,
+                remedy="Copy the store anew",
+                uri=self.path,
+                index=index,
+                key=self._table.keys[index],
+                path=self._data_path,
+                offset=offset,
+            ) from error
 
     def key(self, index: int) -> str:
         """The key of a record, without reading it."""
@@ -256,27 +266,22 @@ class MemmapStore:
 
     def close(self) -> None:
         """Let go of the map, which goes with the last record that is a view of it."""
-        self._view = None
+        self._map = None
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_view": None}
+        return {**self.__dict__, "_map": None}
 
 
-def _map(path: str, size_bytes: int, uri: str) -> memoryview:
-    """A read-only map of a file that must still have this size."""
+def _map(path: str, size_bytes: int, uri: str) -> FileMap:
+    """A map of a file that must still have this size."""
     try:
-        with open(path, "rb") as file:
-            found = os.fstat(file.fileno()).st_size
-            if found != size_bytes:
-                raise SourceError(
-                    f"{path!r} has {found} bytes, and had {size_bytes} when it was opened: open it anew", uri=uri
-                )
-            # An empty file cannot be mapped.
-            return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if found else b"")
+        mapped = FileMap(path)
     except OSError as error:
-        if isinstance(error, SourceError):
-            raise
         raise SourceError(f"{path!r} cannot be mapped: {error.strerror or error}", uri=uri) from error
+    found = mapped.status.st_size
+    if found != size_bytes:
+        raise SourceError(f"{path!r} has {found} bytes, and had {size_bytes} when it was opened: open it anew", uri=uri)
+    return mapped
 
 
 class ArrayPair:
@@ -304,9 +309,11 @@ class ArrayPair:
         self.path = os.path.abspath(os.path.expanduser(os.fsdecode(path)))
         images = _open_images(self.path)
         self._shape: tuple[int, ...] = images.shape
+        self._start, self._in_order = images.offset, bool(images.flags.c_contiguous)
+        self._size_bytes = os.path.getsize(self.path)
         found = _labels_beside(self.path) if labels is None else labels
         self._labels = None if found is None else given_labels(found, len(self), self.path)
-        self._images: npt.NDArray[np.uint8] | None = images
+        self._map: FileMap | None = None
 
     def __repr__(self) -> str:
         return f"ArrayPair({self.path!r}: {' x '.join(map(str, self._shape))})"
@@ -316,18 +323,25 @@ class ArrayPair:
 
     def __getitem__(self, index: int) -> Record:
         index = check_index(index, len(self))
-        images = self._images
-        if images is None:
-            images = _open_images(self.path)
-            if images.shape != self._shape:
-                raise SourceError(
-                    f"{self.path!r} has the shape {images.shape}, and had {self._shape} when it was opened: open it "
-                    "anew",
-                    uri=self.path,
-                )
-            self._images = images
         label = record_label(self._labels, index)
-        return Record(data=images[index], label=label, index=index, key=str(index), path=self.path)
+        return Record(data=self._pixels(index), label=label, index=index, key=str(index), path=self.path)
+
+    def _pixels(self, index: int) -> Pixels:
+        mapped = self._map
+        if mapped is None:
+            mapped = self._map = _map(self.path, self._size_bytes, self.path)
+        shape = self._shape[1:]
+        try:
+            if self._in_order:
+                size = math.prod(shape)
+                return np.frombuffer(mapped.view(self._start + index * size, size), np.uint8).reshape(shape)
+            # In Fortran's order an image's pixels are spread over the whole file.
+            everything = mapped.view(self._start, math.prod(self._shape))
+        except OSError as error:
+            raise unreadable(
+                error, remedy="Copy the file anew", uri=self.path, index=index, key=str(index), path=self.path
+            ) from error
+        return np.ascontiguousarray(np.frombuffer(everything, np.uint8).reshape(self._shape, order="F")[index])
 
     def key(self, index: int) -> str:
         """The key of a record, without reading it."""
@@ -360,13 +374,14 @@ class ArrayPair:
 
     def close(self) -> None:
         """Let go of the map, which goes with the last record that is a view of it."""
-        self._images = None
+        self._map = None
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_images": None}
+        return {**self.__dict__, "_map": None}
 
 
-def _open_images(path: str) -> npt.NDArray[np.uint8]:
+def _open_images(path: str) -> np.memmap[Any, Any]:
+    """The array, of which only the header has been read."""
     try:
         found = np.lib.format.open_memmap(path, mode="r")  # arrays of Python objects are refused
     except (OSError, *NPY_DAMAGE) as error:
@@ -381,8 +396,7 @@ def _open_images(path: str) -> npt.NDArray[np.uint8]:
             "(n, height, width) for grey",
             uri=path,
         )
-    # Not np.memmap, whose views cost 10 us each; they keep the map alive all the same.
-    return found.view(np.ndarray)
+    return found
 
 
 def _labels_beside(path: str) -> str | None:
