@@ -123,7 +123,8 @@ def upright_size(header: Header, exif: Exif) -> tuple[int, int]:
 
 # --- JPEG ---
 
-_SOF_HUFFMAN = frozenset((0xC0, 0xC1, 0xC2))
+_SOF_PROGRESSIVE = 0xC2
+_SOF_HUFFMAN = frozenset((0xC0, 0xC1, _SOF_PROGRESSIVE))
 # Segments that ordinary files have before their first scan: DHT, DQT, DRI, APP0 to APP15, COM.
 _PLAIN_SEGMENTS = frozenset((0xC4, 0xDB, 0xDD, *range(0xE0, 0xF0), 0xFE))
 _SOS, _DQT, _APP0, _APP1, _APP14 = 0xDA, 0xDB, 0xE0, 0xE1, 0xEE
@@ -133,6 +134,9 @@ _XMP = b"http://ns.adobe.com/xap/1.0/\0"
 # Where EXIF takes more than the 64 KB of one segment it goes on in the next. Joining them, which Pillow does piece by
 # piece, takes minutes for tens of thousands of small ones, which no camera writes.
 _MOST_EXIF_SEGMENTS = 100
+# A scan of a progressive file may hold next to nothing, and still costs a pass over the whole image: 60,000 of them in
+# 1 MB took two minutes for 4 megapixels. Encoders write ten; libjpeg-turbo's djpeg has -maxscans for the same reason.
+_MOST_SCANS = 100
 # Pillow opens no file in which one of these has less than 7 bytes; native decoders pass over it.
 _NEEDED_BY_PILLOW = {_APP0: b"JFIF", _APP14: b"Adobe"}
 
@@ -147,6 +151,7 @@ def _scan_jpeg(data: Encoded) -> Header:
     found = _ordinary_jpeg(data)
     if found is None:
         _check_exif_segments(bytes(data).count(_EXIF))
+        _check_scans(data)
         found = _ask_pillow(data)
     return found
 
@@ -156,7 +161,7 @@ def _ordinary_jpeg(data: Encoded) -> Header | None:
     size = len(data)
     position = 2
     height = width = 0
-    native = True
+    native, progressive = True, False
     adobe_transform = -1
     components: tuple[int, ...] = ()
     exif: list[bytes] = []
@@ -175,12 +180,15 @@ def _ordinary_jpeg(data: Encoded) -> Header | None:
         if marker == _SOS:
             if not components:
                 return None
+            if progressive or 3 * data[body] != len(components):
+                _check_scans(data)
             break
         if marker in _SOF_HUFFMAN:
             if components or length < 8:
                 return None
             bits, height, width, count = struct.unpack_from(">BHHB", data, body)
             components = tuple(data[body + 6 : end])
+            progressive = marker == _SOF_PROGRESSIVE
             if bits != 8 or count not in (1, 3) or len(components) != 3 * count:
                 return None
         elif marker not in _PLAIN_SEGMENTS:
@@ -224,6 +232,16 @@ def _has_end(data: Encoded, scan_start: int) -> bool:
 def _check_exif_segments(count: int) -> None:
     if count > _MOST_EXIF_SEGMENTS:
         raise DecodeError(f"a JPEG of more than {_MOST_EXIF_SEGMENTS} EXIF segments: no camera writes such files")
+
+
+def _check_scans(data: Encoded) -> None:
+    """At most that many; marker bytes in thumbnails count, too."""
+    values = np.frombuffer(data, np.uint8)
+    scans = np.count_nonzero((values[:-1] == 0xFF) & (values[1:] == _SOS))
+    if scans > _MOST_SCANS:
+        raise DecodeError(
+            f"a JPEG of {scans} scans, where {_MOST_SCANS} are allowed: each costs a pass over the whole image"
+        )
 
 
 def _jpeg_orientation(exif: bytes, xmp: bytes | None) -> int:

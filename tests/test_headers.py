@@ -434,3 +434,25 @@ def test_scan_of_a_segment_too_short_for_pillow_is_not_native(segment):
     with pytest.raises(DecodeError):
         rgb(data, scan(data))
     assert scan(images.with_segment(JPEG, segment[0], segment[1] + b"\0\1\1")).native
+
+
+@pytest.mark.parametrize("kind", ["progressive", "progressive, odd", "one component at a time"])
+def test_scan_of_very_many_scans_is_refused_at_once(kind):
+    """A scan of nothing is 15 bytes long, and takes a pass over the whole image."""
+    whole = images.jpeg(PHOTO, progressive=kind != "one component at a time")
+    start = whole.rindex(b"\xff\xda")
+    one = whole[start : start + 2 + int.from_bytes(whole[start + 2 : start + 4])] + b"\x7f"
+    if kind == "one component at a time":
+        one = bytearray(one[:4] + b"\1" + one[5:7] + one[-4:])
+        one[3] -= 4
+        whole = whole[:start] + bytes(one) + whole[-2:]
+    if kind == "progressive, odd":
+        whole = whole.replace(b"\xff\xdb", b"junk\xff\xdb", 1)
+    assert scan(whole[:-2] + bytes(one) * 80 + whole[-2:]).format == "JPEG"
+    with pytest.raises(DecodeError, match=r"[0-9]+ scans, where 100 are allowed"):
+        scan(whole[:-2] + bytes(one) * 101 + whole[-2:])
+
+
+def test_scan_of_an_ordinary_jpeg_does_not_look_for_more_scans():
+    inside = images.with_segment(JPEG, 0xFE, b"\xff\xda" * 200)
+    assert scan(inside).native

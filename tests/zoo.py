@@ -354,6 +354,11 @@ def _bad_jpegs() -> dict[str, Animal]:
         "JPEG of 20,000 EXIF segments and junk": _bad(
             _many_exif_segments(whole.replace(b"\xff\xdb", b"junk\xff\xdb", 1)), "more than 100 EXIF segments"
         ),
+        "JPEG of 5,000 scans": _bad(_many_scans(progressive), "5010 scans, where 100 are allowed"),
+        "JPEG of 5,000 scans and junk": _bad(
+            _many_scans(progressive.replace(b"\xff\xdb", b"junk\xff\xdb", 1)), "5010 scans, where 100 are allowed"
+        ),
+        "JPEG of 90 scans": Animal(_many_scans(progressive, 80), "as many as are allowed, nearly"),
         "JPEG after junk": _bad(b"junk" + whole, "no image format"),
         "JPEG start marker": _bad(b"\xff\xd8\xff", "no image format"),
         "JPEG start marker and 0xFF": _bad(b"\xff\xd8" + b"\xff" * 100_000, "no image format"),
@@ -363,6 +368,13 @@ def _bad_jpegs() -> dict[str, Animal]:
 def _many_exif_segments(data: bytes) -> bytes:
     """Takes minutes if one is added to the other."""
     return data[:2] + images.with_exif(b"\xff\xd8", b"Exif\0\0" + bytes(100))[2:] * 20_000 + data[2:]
+
+
+def _many_scans(data: bytes, count: int = 5000) -> bytes:
+    """A progressive JPEG that goes on with scans of nothing: each takes as long as one of the whole image."""
+    last = data.rindex(b"\xff\xda")
+    head = data[last : last + 2 + int.from_bytes(data[last + 2 : last + 4])]
+    return data[:-2] + (head + b"\x7f") * count + data[-2:]
 
 
 def _without(data: bytes, marker: int) -> bytes:
