@@ -231,10 +231,11 @@ class _Packing:
     def _fill(self, sink: Sink, rows: Rows, stream: Peekable[Item | Skipped], count: Callable[[int], object]) -> None:
         """Write samples until the chunk is full."""
         most, most_bytes = self.options.limits(self.format)
-        while (found := stream.peek()) is not None:
+        # A full chunk is closed before the next record is looked at, which may be one that cannot be read.
+        while len(rows) < most and (found := stream.peek()) is not None:
             if isinstance(found, Skipped):
                 rows.skipped.append(found)
-            elif len(rows) and (len(rows) >= most or rows.size_bytes + found.size_bytes > most_bytes):
+            elif len(rows) and rows.size_bytes + found.size_bytes > most_bytes:
                 return
             else:
                 name = self.names[found.index]

@@ -9,12 +9,13 @@ import signal
 import subprocess
 import sys
 import threading
+from contextlib import nullcontext
 
 import numpy as np
 import pytest
 
 import gpupipe as gp
-from gpupipe.errors import ConfigError, SourceError
+from gpupipe.errors import ConfigError, RecordError, SourceError
 from gpupipe.packing import Manifest, PackOptions, pack, run, verify_pack
 from tests.packing.common import FORMATS, SMALL, ListSource, contents, some
 
@@ -143,6 +144,36 @@ def test_pack_with_a_shard_gone_makes_it_anew(tmp_path):
         pack(stop_after(some(keys(10)), 9), tmp_path / "found", options=MANY, threads=1)
     (tmp_path / "found" / "shard-000001.tar").unlink()
     pack(some(keys(10)), tmp_path / "found", options=MANY, verify=True)
+
+
+def test_pack_with_a_shard_gone_and_a_record_lost_since_mixes_nothing_up(tmp_path):
+    with pytest.raises(Stopped):
+        pack(stop_after(some(keys(10)), 10), tmp_path / "found", options=PackOptions(shard_samples=3), threads=1)
+    assert len(list((tmp_path / "found").glob("*.tar"))) == 3
+    (tmp_path / "found" / "shard-000001.tar").unlink()
+    lost = RecordError("gone", index=3, key="003.jpg")
+    for reads in (5, 100):  # stopped once more, after the shard that took a record of the next one
+        source = some(keys(10))
+        source.records[3] = lost
+        source.key = lambda index: f"{index:03}.jpg"
+        with nullcontext() if reads == 100 else pytest.raises(Stopped):
+            options = PackOptions(shard_samples=3)
+            pack(stop_after(source, reads), tmp_path / "found", options=options, on_error="skip", threads=1)
+    assert gp.open_source(tmp_path / "found").labels.tolist() == [0, 1, 2, 4, 5, 6, 7, 8, 9]
+    verify_pack(tmp_path / "found")
+
+
+def test_pack_to_memmap_leaves_nothing_of_a_chunk_that_failed(tmp_path):
+    options = PackOptions(shard_samples=2)
+    records = [("a", b"a", 0), ("b", b"b", 1), ("c", bytes(100_000), 2), ("d", b"d", 3)]
+    source = stop_after(ListSource(list(records)), 4)
+    with pytest.raises(Stopped):
+        pack(source, tmp_path / "found", format="memmap", options=options, threads=1)
+    records[2] = RecordError("gone", index=2, key="c")
+    source = ListSource(records)
+    source.key = lambda index: "abcd"[index]
+    pack(source, tmp_path / "found", format="memmap", options=options, on_error="skip", verify=True)
+    assert (tmp_path / "found" / "data.bin").read_bytes() == b"abd"
 
 
 def test_pack_of_two_processes_at_once_raises(tmp_path):

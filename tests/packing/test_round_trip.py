@@ -275,7 +275,7 @@ def test_pack_shards_are_read_by_tarfile_and_tell_nothing_of_the_machine(tmp_pat
 
 def test_pack_resized_is_as_torchvision_resizes_pil_images(tmp_path):
     transforms = pytest.importorskip("torchvision.transforms")
-    pixels = {f"{h}x{w}": images.photo(h, w) for h, w in ((90, 61), (61, 90), (64, 64), (40, 200), (30, 20))}
+    pixels = {f"{h}x{w}": images.photo(h, w) for h, w in ((100, 61), (61, 100), (64, 64), (40, 200), (30, 20))}
     source = ListSource([(f"{name}.png", images.encode(each, "PNG"), 0) for name, each in pixels.items()])
     manifest, found = packed(source, tmp_path, "tar", PackOptions(resize=40, quality=100))
     assert manifest.changed == 3
