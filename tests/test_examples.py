@@ -1,4 +1,4 @@
-"""The training script: killed and resumed, and with two processes."""
+"""The training script: killed and resumed, and with two processes. Images with captions and boxes; text alone."""
 
 import json
 import os
@@ -11,10 +11,12 @@ from pathlib import Path
 
 import pytest
 
+from tests import available
 from tests.images import jpeg, photo
 from tests.torchrun.run import guarded, torchrun
 
 SCRIPT = Path(__file__).parent.parent / "examples" / "train.py"
+ONE_THREAD = os.environ | {"OMP_NUM_THREADS": "1"}  # on shared machines, threads wait for threads
 EPOCHS, BATCHES = 12, 6  # of 20 images with batch size 3, the incomplete batch left out
 
 
@@ -90,3 +92,28 @@ def test_train_resnet18_with_two_processes_counts_each_image_once_and_one_can_go
     assert "resumed at epoch 2 with 4 batches left" in alone
     assert re.search(r"epoch 2: \d+ of 20 correct", alone)
     assert list(losses(tmp_path))[4:] == [(2, step) for step in (5, 6, 7, 8)]
+
+
+def test_captions_and_boxes_train_alike_on_both_backends(tmp_path):
+    script = SCRIPT.with_name("captions.py")
+    found = {}
+    for backend, more in (("torchvision", ("--make", "96")), ("numba", ())):
+        available.need(backend)
+        command = [sys.executable, str(script), str(tmp_path / "shards"), "--backend", backend, *more]
+        found[backend] = re.findall(r"epoch \d: loss ([\d.]+); (\d+) of (\d+) boxes", guarded(command, env=ONE_THREAD))
+    for one, other in zip(*found.values(), strict=True):
+        assert one[1:] == other[1:]  # the same crops, so the same boxes are left
+        assert float(one[0]) == pytest.approx(float(other[0]), rel=0.02)
+    first, last = (float(epoch[0]) for epoch in found["torchvision"])
+    assert last < first
+    assert 0 < int(found["numba"][0][1]) <= int(found["numba"][0][2])
+
+
+def test_text_in_buckets_has_less_padding(tmp_path):
+    lengths = [1 + number * 37 % 30 for number in range(160)]
+    (tmp_path / "text.txt").write_text("\n\n".join("ab" * length for length in lengths))
+    command = [sys.executable, str(SCRIPT.with_name("text.py")), str(tmp_path / "text.txt"), "--batch-size", "8"]
+    output = guarded(command, env=ONE_THREAD)
+    assert "160 paragraphs" in output
+    plain, bucketed = (float(share) for share in re.findall(r"([\d.]+) % of all numbers are padding", output))
+    assert bucketed < plain / 2
