@@ -138,7 +138,7 @@ class Inspection:
 
     def table(self) -> str:
         """The same, to read."""
-        lines = [f"{self.uri}", f"{self.records} records, {_size(self.total_bytes)}; labels: {self.labels}"]
+        lines = [_printable(self.uri), f"{self.records} records, {_size(self.total_bytes)}; labels: {self.labels}"]
         if self.columns:
             lines.append(f"columns: {', '.join(self.columns)}")
         lines += self._class_lines()
@@ -427,7 +427,12 @@ def _classes(labels: npt.NDArray[Any] | None, names: Sequence[str] | None) -> tu
 
 
 def _class_name(each: ClassCount) -> str:
-    return str(each.label) if each.name is None else f"{each.label} {each.name}"
+    return str(each.label) if each.name is None else f"{each.label} {_printable(each.name)}"
+
+
+def _printable(name: str) -> str:
+    # A name of a file may hold bytes that are no Unicode, which no terminal takes.
+    return name if name.isprintable() else repr(name)
 
 
 def _first(items: Iterable[tuple[str, int]]) -> list[tuple[str, int]]:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 
@@ -162,3 +163,25 @@ def test_inspect_of_a_bad_file_is_no(tmp_path, capsys):
 def test_inspect_of_nothing_says_so(capsys):
     assert cli.main(["inspect", "nothing-here"]) == 2
     assert "there is no 'nothing-here'" in capsys.readouterr().err
+
+
+def test_commands_print_names_that_are_no_unicode(tmp_path, image_folder):
+    root = tmp_path / "data-\udcff"
+    shutil.copytree(image_folder, root)
+    (root / "class_0").rename(root / "class-\udcfe")
+    for arguments in (["inspect", root], ["index", root], ["pack", root, tmp_path / "packed", "--verify"]):
+        found = run(*arguments)
+        assert (found.returncode, found.stderr) == (0, ""), arguments
+
+
+def test_pack_of_files_that_are_gone_raises_or_skips_them(tmp_path, image_folder, capsys):
+    shutil.copytree(image_folder, tmp_path / "data")
+    (tmp_path / "data" / "class_1" / "gone.jpg").symlink_to(tmp_path / "nowhere.jpg")
+    arguments = ["pack", str(tmp_path / "data"), str(tmp_path / "packed")]
+    assert cli.main(arguments) == 2
+    assert "class_1/gone.jpg" in capsys.readouterr().err
+    assert cli.main([*arguments, "--on-error", "skip", "--json"]) == 0
+    (skipped,) = json.loads(capsys.readouterr().out)["skipped"]
+    assert skipped["key"] == "class_1/gone.jpg"
+    assert "No such file" in skipped["reason"]
+    assert len(gp.open_source(tmp_path / "packed")) == 15

@@ -46,13 +46,13 @@ class Indexed:
 
     def table(self) -> str:
         """A summary to read."""
-        lines = [f"{self.uri}: {self.records} records"]
+        lines = [f"{self.uri!r}: {self.records} records"]
         if self.shards:
             lines[0] += f" in {self.shards} shard{'s' * (self.shards != 1)}"
         if self.classes is not None:
             lines[0] += f", {self.classes} classes"
         if self.written is not None:
-            lines.append(f"index: {self.written}")
+            lines.append(f"index: {self.written!r}")
         if self.dali:
             lines.append(f"indexes for DALI: {self.dali}")
         lines += [f"warning: {count} {what}" for what, count in self.warnings.items()]
