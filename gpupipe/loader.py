@@ -51,7 +51,8 @@ class Loader:
     handed out are never written to again.
 
     Args:
-        source: What `gpupipe.open_source` takes: a folder of class folders, or a `Source`.
+        source: What `gpupipe.open_source` takes: a folder of class folders, tar shards, an LMDB environment, a list, a
+            folder that `gpupipe pack` made, ...; a torch Dataset; or a `Source`.
         recipe: A `Recipe`, or a torchvision transform, which is converted (`Recipe.from_torchvision`).
         batch_size: Samples in a batch on this rank.
         shuffle: A new order each epoch, that of `torch.utils.data.DistributedSampler` with the same seed; or not.
