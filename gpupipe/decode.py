@@ -68,7 +68,9 @@ def pillow_rgb(data: Encoded) -> U8:
 
 
 def _to_rgb(image: Image.Image) -> U8:
-    return np.array(image.convert("RGB"))
+    image.load()  # may change the mode: of a GIF, say
+    # `convert` copies what is RGB already, at 4 bytes a pixel.
+    return np.array(image if image.mode == "RGB" else image.convert("RGB"))
 
 
 def native_rgb(data: Encoded) -> U8:

@@ -426,8 +426,22 @@ def bombs() -> dict[str, Animal]:
         "bomb BMP": _bad(bytes(bmp), too_many, "x.bmp"),
         "bomb TIFF": _bad(_tiff_claiming(small), too_many, "x.tif"),
         "bomb WEBP": _bad(bytes(webp), too_many + "|failed|could not", "x.webp"),
+        "bomb ICO": _bad(_ico_of(_png(BOMB_SIDE, BOMB_SIDE, b"\0" * 1000)), too_many, "x.ico"),
+        "bomb JPEG 2000": _bad(_jpeg_2000_claiming(small), too_many, "x.jp2"),
         "bomb PPM": _bad(b"P6 60000 60000 255\n" + bytes(1000), too_many, "x.ppm"),
     }
+
+
+def _ico_of(png: bytes) -> bytes:
+    """An icon of 32 x 24 pixels, as its folder says."""
+    return struct.pack("<HHHBBBBHHII", 0, 1, 1, 32, 24, 0, 0, 1, 32, len(png), 22) + png
+
+
+def _jpeg_2000_claiming(pixels: images.U8) -> bytes:
+    data = bytearray(images.encode(pixels, "JPEG2000", no_jp2=True))
+    at = data.index(b"\xff\x51") + 6
+    data[at : at + 8] = struct.pack(">II", BOMB_SIDE, BOMB_SIDE)
+    return bytes(data)
 
 
 def _tiff_claiming(pixels: images.U8) -> bytes:

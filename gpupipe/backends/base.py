@@ -26,9 +26,9 @@ class Options:
             bit-exact, and does the rest on the GPU.
 
     Host memory in flight is that of prefetch + 1 batches, whatever the length of the epoch: their encoded files and
-    their finished images. Decoded pixels come on top: with "torchvision" and "numba" of the one image that each thread
-    is at, up to 18 and 14 bytes a pixel of it; with "dali" those of the crops of these batches, 6 bytes a pixel. DALI
-    keeps the memory that its largest batch took until the process ends, and uses it again.
+    their finished images. Decoded pixels come on top: of the one image that each thread is at, up to 18 bytes a pixel
+    with "torchvision" and 10 with the others; with "dali" also those of the crops of these batches, 6 bytes a pixel.
+    DALI keeps the memory that its largest batch took until the process ends, and uses it again.
     """
 
     threads: int | None = None

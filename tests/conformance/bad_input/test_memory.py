@@ -17,7 +17,7 @@ SCRIPT = Path(__file__).parent / "memory.py"
 MB = 1 << 20
 PIXELS = SIDE * SIDE
 # Bytes a pixel of the image that a thread is at: 3 as uint8, 12 as float32, and what the decoder itself takes.
-BYTES_A_PIXEL = {"torchvision": 18, "numba": 14, "dali": 14}
+BYTES_A_PIXEL = {"torchvision": 18, "numba": 10, "dali": 10}
 
 pytestmark = pytest.mark.skipif(
     not Path("/proc/self/clear_refs").exists(), reason="memory is read from /proc, which is Linux's"
@@ -48,7 +48,7 @@ def found(folder, backend):
 def test_image_of_100_megapixels_takes_what_is_documented_and_no_longer_than_its_batch(found, backend, kind):
     peak, after = found[kind]["peak"], found[kind]["after"]
     assert peak > 2 * PIXELS, "it was not decoded: this tests nothing"
-    assert peak < BYTES_A_PIXEL[backend] * PIXELS + 32 * MB, f"{peak // MB} MB"
+    assert peak < BYTES_A_PIXEL[backend] * PIXELS + 64 * MB, f"{peak // MB} MB"
     # It is in the 11th of 20 batches. DALI keeps its memory, and uses it again.
     kept = 6 * PIXELS if backend == "dali" else 0
     assert max(after[13:]) < kept + 32 * MB, [each // MB for each in after]
