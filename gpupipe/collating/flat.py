@@ -15,6 +15,8 @@ import torch
 
 from gpupipe.collating.values import Column, Row, converted, in_one_dtype, row_of
 
+# The shape of an empty list, which says nothing of its items.
+_EMPTY = torch.Size((0,))
 # Of each tensor in the memory that several share on their way to the device.
 ALIGNMENT_BYTES = 16
 
@@ -64,9 +66,10 @@ def flatten(column: Column, wanted: Sequences) -> Flat:
     """
     rows = _rows(column, wanted)
     item = _item(column, rows, wanted.item)
-    kept = [_shortened(column, number, row.tensor, wanted) for number, row in enumerate(rows)]
-    lengths = np.array([len(tensor) for tensor in kept], np.int64)
-    one_dtype = in_one_dtype(column, [Row(t, row.weak) for t, row in zip(kept, rows, strict=True)], wanted.dtype)
+    if wanted.most is not None:
+        rows = [Row(_shortened(column, number, row.tensor, wanted), row.weak) for number, row in enumerate(rows)]
+    lengths = np.array([len(row.tensor) for row in rows], np.int64)
+    one_dtype = in_one_dtype(column, rows, wanted.dtype)
     parts = [tensor for tensor in one_dtype if len(tensor)]
     values = torch.cat(parts) if parts else torch.empty((0, *item), dtype=one_dtype[0].dtype)
     if wanted.dtype is not None:
@@ -91,8 +94,11 @@ def _rows(column: Column, wanted: Sequences) -> list[Row]:
 
 
 def _item(column: Column, rows: Sequence[Row], wanted: tuple[int, ...] | None) -> tuple[int, ...]:
-    """The shape that all items have. An empty list says nothing of its items."""
-    shapes = {tuple(row.tensor.shape[1:]): number for number, row in reversed(list(enumerate(rows))) if _says(row)}
+    """The shape that all items have."""
+    shapes: dict[tuple[int, ...], int] = {}
+    for number, row in enumerate(rows):
+        if row.tensor.shape != _EMPTY:
+            shapes.setdefault(row.tensor.shape[1:], number)
     if wanted is not None:
         wrong = [number for shape, number in shapes.items() if shape != wanted]
         if wrong:
@@ -110,10 +116,6 @@ def _item(column: Column, rows: Sequence[Row], wanted: tuple[int, ...] | None) -
             "Bring them to one shape, or use gpupipe.Keep(), which leaves a list",
         )
     return next(iter(shapes), ())
-
-
-def _says(row: Row) -> bool:
-    return tuple(row.tensor.shape) != (0,)
 
 
 def _sides(shape: tuple[int, ...]) -> str:
@@ -156,20 +158,15 @@ def pad(
     Returns:
         (n, width, ...), and its mask: bool (n, width), True where a value of the sequence is.
     """
-    begins, lengths = offsets[:-1, None], offsets.diff()[:, None]
-    places = torch.arange(width, device=values.device)
-    if left:
-        places = places - (width - lengths)
-        mask = places >= 0
-    else:
-        mask = places < lengths
     rows, item = len(offsets) - 1, values.shape[1:]
-    if not len(values) or not width:
-        return values.new_full((rows, width, *item), value), mask
-    taken = (begins + places).clamp_(0, len(values) - 1)
-    padded = values.index_select(0, taken.reshape(-1)).view(rows, width, *item)
-    outside = ~mask.view(rows, width, *(1 for _ in item))
-    return padded.masked_fill_(outside, value), mask
+    begins, lengths = offsets[:-1], offsets.diff()
+    first = width - lengths if left else torch.zeros_like(lengths)  # the place of each sequence's first value
+    places = torch.arange(width, device=values.device)
+    mask = places >= first[:, None] if left else places < lengths[:, None]
+    # From a place in the flat values to one in the flat result.
+    shift = torch.arange(rows, device=values.device) * width + first - begins
+    to = shift.repeat_interleave(lengths, output_size=len(values)) + torch.arange(len(values), device=values.device)
+    return values.new_full((rows * width, *item), value).index_copy_(0, to, values).view(rows, width, *item), mask
 
 
 def moved(tensors: Sequence[torch.Tensor], device: torch.device) -> list[torch.Tensor]:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial, reduce
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -54,8 +54,7 @@ class Column:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class Row:
+class Row(NamedTuple):
     """One value as a tensor.
 
     Attributes:
@@ -77,7 +76,7 @@ def row_of(column: Column, number: int) -> Row:
     if isinstance(value, torch.Tensor):
         if value.layout != torch.strided or value.is_nested:
             raise column.error(f"{{}} is a tensor of layout {value.layout}", [number], "Use gpupipe.Keep()")
-        return Row(value.detach(), weak=not value.numel())
+        return Row(value.detach() if value.requires_grad else value, weak=not value.numel())
     weak = not isinstance(value, np.ndarray | np.generic)
     found = _array(column, number)
     if found.dtype.kind not in "biufc":
@@ -143,7 +142,7 @@ def in_one_dtype(column: Column, rows: Sequence[Row], wanted: torch.dtype | None
         common = dtypes.pop() if dtypes else wanted
     else:
         return [converted(column, row.tensor, wanted, partial(_always, number)) for number, row in enumerate(rows)]
-    return [row.tensor.to(common) for row in rows]
+    return [row.tensor if row.tensor.dtype == common else row.tensor.to(common) for row in rows]
 
 
 def _always(number: int, position: int) -> int:

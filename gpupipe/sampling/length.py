@@ -20,12 +20,12 @@ F64 = npt.NDArray[np.float64]
 class LengthBuckets:
     """Shuffle so that samples of similar length share a batch: hand it to a Loader as ``sampler=``.
 
-    The epoch begins from the same permutation as ``shuffle=True``. Windows of it, of `window` batches each, are sorted
-    by length and cut into batches; the batches of a window stand next to each other in length and are dealt to the
-    ranks in groups, so that in every step all ranks have similar lengths and none waits for another. Then the steps
-    are shuffled over the whole epoch, and the rows within each batch. So every epoch holds every sample once, all
-    batches are of the same size, and the order is the same on every rank. Buckets with fixed limits would leave an
-    incomplete batch in each, and ranks with unequal counts; there are none here.
+    The epoch begins from the same permutation as ``shuffle=True``. Windows of it, of `window` steps each, are sorted
+    by length and cut into batches; batches that stand next to each other are one step of all ranks, so that these have
+    similar lengths at the same time and none waits for another. Then the steps are shuffled over the whole epoch, and
+    the rows within each batch. So every epoch holds every sample once, all batches are of the same size, and the order
+    is the same on every rank. Buckets with fixed limits would leave an incomplete batch in each, and ranks with unequal
+    counts; there are none here.
 
     What does not fill a batch on every rank stands at the end, as plain shuffling left it, so ``drop_last=True`` and
     ``pad="drop"`` favour no length. Samples of similar length meet more often than in plain shuffling, as they must.
@@ -35,7 +35,8 @@ class LengthBuckets:
 
     Args:
         lengths: Numbers (n,), one for each sample, not negative: tokens, frames, or the ratio of an image's sides.
-        window: Batches that are sorted together. More leave less padding; fewer stay closer to plain shuffling.
+        window: Steps whose batches, one for each rank, are sorted together. More leave less padding; fewer stay closer
+            to plain shuffling.
         noise: Each length is multiplied by a number from 1 - noise to 1 + noise when it is sorted, another in every
             epoch. Without it, a data set of few windows is cut into the same batches again and again.
 
@@ -52,7 +53,7 @@ class LengthBuckets:
         object.__setattr__(self, "lengths", numbers("lengths", self.lengths))
         if not isinstance(self.window, int) or isinstance(self.window, bool) or self.window < 1:
             raise ConfigError(
-                f"window={self.window!r} is not valid: it must be an integer of at least 1 (batches)",
+                f"window={self.window!r} is not valid: it must be an integer of at least 1 (steps)",
                 field="window",
                 value=self.window,
                 allowed="an integer >= 1",
@@ -132,7 +133,7 @@ def bucketed_order(
     blur = 1 + noise * (2 * torch.rand(len(whole), generator=generator, dtype=torch.float64).numpy() - 1)
     keys = lengths[whole] * blur
     # Windows of nearly equal size, rather than a last one that may be too small to sort anything.
-    windows = max(1, min(steps, round(steps * world_size / window)))
+    windows = max(1, min(steps, round(steps / window)))
     for first, last in _cuts(steps, windows):
         rows = slice(first * step, last * step)
         whole[rows] = whole[rows][keys[rows].argsort(kind="stable")]
