@@ -23,10 +23,12 @@ from gpupipe.errors import ConfigError, RecordError, SourceError
 from gpupipe.records import Encoded, Record
 from gpupipe.sources.base import check_index, fingerprint_of, unreadable
 from gpupipe.sources.braces import expand_braces
+from gpupipe.sources.labels import record_label
 from gpupipe.sources.maps import FileMap
 from gpupipe.sources.table import Table
 from gpupipe.sources.tar_index import Stamp, layout_of, open_shards, read_joint, relative_names, stamps_of
 from gpupipe.sources.tar_samples import IMAGES, Layout, parse_label, shorten
+from gpupipe.sources.values import read_npy
 
 Keys = Literal["name", "shard"]
 Cut = Literal["raise", "drop"]
@@ -244,7 +246,8 @@ class TarShards:
                 path=self.shards[shard],
                 offset=offset,
             ) from error
-        return Record(data, self._label(index), index, self.key(index), self.shards[shard], offset, columns)
+        label = record_label(self._table.labels, index)
+        return Record(data, label, index, self.key(index), self.shards[shard], offset, columns)
 
     def _read(self, shard: int, offset: int, size: int) -> Encoded:
         if self._access == "map":
@@ -279,15 +282,9 @@ class TarShards:
                 f"from {stamp.size_bytes} to {status.st_size} bytes, or to other ones",
             )
 
-    def _label(self, index: int) -> Any:
-        labels = self._table.labels
-        if labels is None:
-            return None
-        return labels[index].item() if labels.ndim == 1 else labels[index].copy()
-
     def _column(self, index: int, shard: int, kind: int) -> Any:
         if kind < 0:
-            return self._label(index)
+            return record_label(self._table.labels, index)
         extra = self._table.extra
         first = int(extra["member_ends"][index - 1]) if index else 0
         for row in range(first, int(extra["member_ends"][index])):
@@ -296,7 +293,7 @@ class TarShards:
                 extension = self._table.meta["extensions"][kind]
                 try:
                     return _parse(bytes(self._read(shard, offset, size)), extension)
-                except (ValueError, TypeError, EOFError, SyntaxError, MemoryError, RecursionError) as error:
+                except (ValueError, TypeError, RecursionError) as error:
                     raise RecordError(
                         f"record {index} ({self.key(index)!r} of {self.shards[shard]!r}) has a file .{extension} at "
                         f"byte {offset} that cannot be read: {error}. Repair it, or leave that column out",
@@ -375,7 +372,7 @@ def _parse(data: bytes, extension: str) -> Any:
     if kind == "cls":
         return parse_label(data, ())
     if kind == "npy":
-        return np.lib.format.read_array(io.BytesIO(data), allow_pickle=False)
+        return read_npy(io.BytesIO(data))
     return data
 
 

@@ -200,8 +200,8 @@ def _read_pax(body: bytes, into: _Extended, position: int, uri: str) -> None:
                 raise SourceError(f"{uri!r} has a name with a zero byte in it at byte {position}", uri=uri)
             into.name = value
         elif key == b"size":
-            if not value.isdigit():
-                raise SourceError(f"{uri!r} has a size of {value!r} in the PAX header at byte {position}", uri=uri)
+            if not value.isdigit() or len(value) > 20:
+                raise SourceError(f"{uri!r} has a size of {value[:30]!r} in the PAX header at byte {position}", uri=uri)
             into.size = int(value)
         elif key.startswith(b"GNU.sparse."):
             raise _sparse("", position, uri)

@@ -296,6 +296,12 @@ def pickled_array():
     return out.getvalue()
 
 
+def array_file():
+    out = io.BytesIO()
+    np.save(out, np.arange(3))
+    return out.getvalue()
+
+
 @pytest.mark.parametrize(
     ("name", "data"),
     [
@@ -304,6 +310,8 @@ def pickled_array():
         ("a.json", b"[" * 100_000),
         ("a.npy", b"\x93NUMPY"),
         ("a.npy", pickled_array()),
+        ("a.npy", array_file().replace(b"{'descr'", b"('''escr'")),  # the header is Python text that never ends
+        ("a.npy", array_file().replace(b"(3,), }" + b" " * 22, b"(" + b"9" * 23 + b",), }")),
         ("a.npy", pickle.dumps(1)),
         ("a.x.cls", b"cat"),
     ],

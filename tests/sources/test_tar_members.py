@@ -223,6 +223,14 @@ def test_list_members_with_huge_header_raises(kind):
         listed(tar_of([("a.jpg", b"1"), (info("long", kind), b"x" * 2_000_000)]))
 
 
+@pytest.mark.parametrize("size", [b"7x", b"9" * 5000])  # Python reads no integers of more than 4300 digits
+def test_list_members_with_odd_size_in_pax_header_raises(size):
+    body = b" size=" + size + b"\n"
+    body = str(len(body) + len(str(len(body) + 1))).encode() + body
+    with pytest.raises(SourceError, match=r"has a size of b'.* in the PAX header at byte 0"):
+        listed(tar_of([(info("head", b"x"), body), ("a.jpg", b"1")]))
+
+
 def test_list_members_notes_other_bytes_behind_the_end():
     data = tar_of([("a.jpg", b"1")])
     found = listed(data + b"\0\0something")
