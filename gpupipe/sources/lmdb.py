@@ -196,7 +196,7 @@ class LmdbSource:
         data, *stored = self._read(names, index)
         if data is None:
             raise self._bad(f"there is no entry {names[0]!r}: the environment is not the one that was indexed", index)
-        if _is_pickle(data):
+        if not self._packed and _is_pickle(data):  # a packed one has whatever files there were, and they are only bytes
             raise self._bad(
                 "its value is a Python pickle, which can run any code and is never read here. Write the bytes of the "
                 "image alone under its key, with the label in another entry (key.jpg, key.cls) or in labels=",
