@@ -1,5 +1,6 @@
 """Prefetch: overlap, order, exceptions, early ends; and streams and lifetimes, where there is a GPU."""
 
+import contextlib
 import contextvars
 import gc
 import queue
@@ -10,6 +11,7 @@ import textwrap
 import threading
 import time
 import weakref
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -324,6 +326,67 @@ def test_program_that_ends_in_mid_pass_ends_cleanly():
     )
     _, errors = process.communicate(timeout=60)
     assert (process.returncode, errors) == (0, "")
+
+
+# --- the order of streams and events, without a GPU: by stand-ins that write down what is called ---
+
+
+class StandIns:
+    def __init__(self, patch):
+        self.calls = []
+        self.consumer = object()
+        usual = torch.Tensor.to
+
+        def to(tensor, *arguments, **options):
+            if not (isinstance(arguments[0], torch.device) and arguments[0].type == "cuda"):
+                return usual(tensor, *arguments, **options)
+            self.calls.append(("copy", options["non_blocking"]))
+            return tensor.clone()
+
+        def record_stream(_, stream):
+            assert stream is self.consumer
+            self.calls.append("record_stream")
+
+        def noted(name, result):
+            return lambda tensor: (self.calls.append(name), result(tensor))[1]
+
+        for name in ("device", "stream"):
+            patch.setattr(torch.cuda, name, lambda _: contextlib.nullcontext())
+        patch.setattr(torch.cuda, "current_stream", lambda _: self.consumer)
+        patch.setattr(torch.cuda, "Stream", lambda _: SimpleNamespace(wait_stream=self.wait_stream))
+        patch.setattr(torch.cuda, "Event", self.event)
+        patch.setattr(self, "consumer", SimpleNamespace(wait_event=lambda _: self.calls.append("wait_event")))
+        patch.setattr(torch.Tensor, "to", to)
+        patch.setattr(torch.Tensor, "pin_memory", noted("pin", torch.Tensor.clone))
+        patch.setattr(torch.Tensor, "is_pinned", lambda tensor: len(tensor) == 7)
+        patch.setattr(torch.Tensor, "record_stream", record_stream)
+
+    def wait_stream(self, stream):
+        assert stream is self.consumer
+        self.calls.append("wait_stream")
+
+    def event(self, **_):
+        return SimpleNamespace(
+            record=lambda _: self.calls.append("record"), synchronize=lambda: self.calls.append("synchronize")
+        )
+
+
+def test_copies_are_staged_and_ordered_by_an_event(monkeypatch):
+    seen = StandIns(monkeypatch)
+    batches = iter(Prefetched([{"a": torch.ones(3), "b": [torch.ones(2), "text"]}], torch.device("cuda", 0), 1))
+    assert wait_until(lambda: "record" in seen.calls)
+    assert seen.calls == ["wait_stream", "pin", ("copy", True), "pin", ("copy", True), "record"]
+    seen.calls.clear()
+    batch = next(batches)
+    assert seen.calls == ["wait_event", "record_stream", "record_stream"]
+    assert batch["b"][1] == "text"
+
+
+def test_pinned_memory_of_the_iterable_is_copied_before_it_is_asked_again(monkeypatch):
+    seen = StandIns(monkeypatch)
+    (batch,) = Prefetched([torch.ones(7)], torch.device("cuda", 0), 1)
+    assert seen.calls == ["wait_stream", ("copy", True), "record", "synchronize", "wait_event", "record_stream"]
+    assert len(batch) == 7
 
 
 # --- on a GPU ---

@@ -167,7 +167,7 @@ def test_shards_of_two_ranks_resumed_with_one_deliver_the_rest_with_the_same_pix
     assert rest == {index: straight[index] for index in rest}
 
 
-@pytest.mark.parametrize("case", ["indices", "seeds", "weights", "costs", "shards"])
+@pytest.mark.parametrize("case", ["indices", "seeds", "weights", "costs", "buckets", "shards"])
 def test_orders_that_differ_between_ranks_raise_on_every_rank(run, case):
     assert all("must be the same on every rank, but rank 1 of 2" in str(text) for text in run["disagreements"][case])
 

@@ -183,6 +183,7 @@ def disagreements(backend):
         "seeds": {"sampler": RandomSampler(range(length), generator=torch.Generator().manual_seed(rank))},
         "weights": {"sampler": gp.Weighted([1.0] * (length - 1) + [1.0 + 9 * rank])},
         "costs": {"sampler": gp.CostAware([abs(rank * length - i) for i in range(length)], window=2)},
+        "buckets": {"sampler": gp.LengthBuckets([abs(rank * length - i) for i in range(length)], window=2)},
         "lengths": {"sampler": list(range(3 + rank)), "sharding": own},
         "shards": {
             "data": in_shards(DATA, (rank + 1, length - rank - 1)),
