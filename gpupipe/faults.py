@@ -24,7 +24,9 @@ class OnError:
     """What happens to samples that cannot be read or decoded: hand it to a Loader as ``on_error=``.
 
     A sample is bad because of its file, whatever crop, backend, batch or rank it comes to, and every batch keeps its
-    shape, so no rank waits for another.
+    shape, so no rank waits for another. Bad is what Pillow cannot decode whole: what is cut off, empty or no image;
+    what is of another format than `gpupipe.pillow.FORMATS`; what has too many pixels. And what would take for ever:
+    JPEGs of more than 100 scans, or of more than 100 EXIF segments.
 
     Args:
         policy: "raise": the run stops with an error that names the sample. "substitute": the first good one of up to 8
