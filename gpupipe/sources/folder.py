@@ -198,7 +198,9 @@ def _find_classes(root: str, endings: tuple[str, ...]) -> list[str]:
             "the images to <root>/<class>/, or into one such folder if they have no labels",
             uri=root,
         )
-    raise SourceError(f"{root!r} has no class folders: <root>/<class>/<name>.jpg is what is expected", uri=root)
+    shards = any(name.endswith(".tar") for name in files)
+    remedy = f". Tar shards are opened as {os.path.join(root, '*.tar')!r}" if shards else ""
+    raise SourceError(f"{root!r} has no class folders: <root>/<class>/<name>.jpg is what is expected{remedy}", uri=root)
 
 
 def _walk(root: str, start: str, endings: tuple[str, ...]) -> Iterator[tuple[str, list[str]]]:

@@ -129,16 +129,22 @@ def environment(path: str) -> Environment:
         return held
 
 
-def _opened(path: str, data: str, size_bytes: int) -> Any:
+def import_lmdb(what: str, field: str, value: object) -> Any:
+    """The package; ConfigError where it is missing, which says what needs it."""
     try:
         import lmdb
     except ImportError as error:
         raise ConfigError(
-            f"{path!r} is an LMDB environment, and the package `lmdb` is not installed: pip install 'gpupipe[lmdb]'",
-            field="source",
-            value=path,
+            f"{what}, and the package `lmdb` is not installed: pip install 'gpupipe[lmdb]'",
+            field=field,
+            value=value,
             allowed="lmdb installed",
         ) from error
+    return lmdb
+
+
+def _opened(path: str, data: str, size_bytes: int) -> Any:
+    lmdb = import_lmdb(f"{path!r} is an LMDB environment", "source", path)
     deadline = time.monotonic() + CLOSING_S
     while True:
         try:

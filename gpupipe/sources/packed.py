@@ -22,6 +22,8 @@ from gpupipe.sources.values import to_bytes
 
 MANIFEST = "manifest.json"
 UNFINISHED = ".unfinished"
+# Kinds of NumPy's dtypes whose values JSON has.
+_IN_JSON = "biufU"
 
 
 def open_packed(path: str | os.PathLike[str], **options: Any) -> Source:
@@ -69,7 +71,8 @@ def _manifest(folder: str) -> tuple[str, dict[str, str]]:
         raise SourceError(f"{folder!r} is no pack: it has no {MANIFEST}", uri=folder) from error
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise SourceError(
-            f"{path!r} is no manifest of a pack, or damaged ({error}): restore it, or pack the data set anew",
+            f"{path!r} is no manifest of a pack, or damaged ({error}): restore it, or pack the data set anew. If "
+            "the folder is no pack, say what it is, such as format='folder'",
             uri=folder,
         ) from error
 
@@ -104,7 +107,7 @@ class PackedShards:
         record = self._inner[index]
         try:
             record.columns = columns_from_json(record.columns["json"], self._kinds)
-        except (KeyError, TypeError, ValueError) as error:
+        except (KeyError, TypeError, ValueError, OverflowError) as error:
             raise RecordError(
                 f"record {record.index} ({record.key!r} of {record.path!r}) has a .json file without its columns "
                 f"({type(error).__name__}: {error}): pack the data set anew",
@@ -165,6 +168,8 @@ def _to_json(value: Any, kind: str) -> Any:
     if kind == "bytes":
         return base64.b64encode(stored).decode()
     if kind == "array":
+        if value.dtype.kind not in _IN_JSON:
+            raise SourceError(f"an array of {value.dtype} cannot be stored: arrays of real numbers and of text can")
         return {"dtype": value.dtype.str, "shape": list(value.shape), "values": value.ravel().tolist()}
     return json.loads(stored) if kind == "json" else value
 
@@ -173,7 +178,7 @@ def columns_from_json(document: Mapping[str, Any], kinds: Mapping[str, str]) -> 
     """What `columns_to_json` was given: tuples are lists, NumPy's numbers are Python's.
 
     Raises:
-        KeyError, TypeError, ValueError: The document was not made by it.
+        KeyError, TypeError, ValueError, OverflowError: The document was not made by it.
     """
     found = {}
     for name, kind in kinds.items():
@@ -182,7 +187,7 @@ def columns_from_json(document: Mapping[str, Any], kinds: Mapping[str, str]) -> 
             value = base64.b64decode(value, validate=True)
         elif value is not None and kind == "array":
             dtype = np.dtype(value["dtype"])
-            if dtype.hasobject:
+            if dtype.kind not in _IN_JSON:
                 raise ValueError(f"an array of {dtype}")
             value = np.array(value["values"], dtype).reshape(value["shape"])
         found[name] = value

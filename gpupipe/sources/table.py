@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import zipfile
-import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -17,13 +15,9 @@ import numpy.typing as npt
 from gpupipe.errors import SourceError
 from gpupipe.files import replacing
 from gpupipe.sources.base import fingerprint_of
+from gpupipe.sources.values import NPZ_DAMAGE
 
 VERSION = 1
-# RuntimeError is what `zipfile` raises for bits that ask for a password, or for a compression it does not know.
-_UNREADABLE = (
-    *(OSError, ValueError, KeyError, TypeError, EOFError, MemoryError, RuntimeError),
-    *(zipfile.BadZipFile, zlib.error),
-)
 _ARRAYS = ("labels", "offsets", "sizes_bytes", "shapes_px")
 
 
@@ -168,7 +162,7 @@ class Table:
             table._check(head["records"])
         except SourceError:
             raise
-        except _UNREADABLE as error:
+        except NPZ_DAMAGE as error:
             raise SourceError(
                 f"{path!r} is no table of records, or damaged ({error}): make it anew", uri=path
             ) from error
@@ -176,6 +170,8 @@ class Table:
 
     def _check(self, records: int) -> None:
         """ValueError unless the arrays fit each other."""
+        if not isinstance(self.meta, dict):
+            raise ValueError(f"meta is {type(self.meta).__name__}")
         ends = self.keys.ends
         if ends.dtype != np.int64 or ends.ndim != 1 or len(ends) != records:
             raise ValueError(f"{records} records with keys of shape {ends.shape}")

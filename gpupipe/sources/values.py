@@ -8,6 +8,8 @@ from __future__ import annotations
 import io
 import json
 import tokenize
+import zipfile
+import zlib
 from typing import IO, Any
 
 import numpy as np
@@ -19,6 +21,9 @@ KINDS = ("str", "bytes", "array", "json")
 
 # What NumPy raises on a damaged .npy file, whose header is a line of Python (that it never executes).
 NPY_DAMAGE = (ValueError, TypeError, EOFError, SyntaxError, OverflowError, MemoryError, tokenize.TokenError)
+# The same for .npz files. RuntimeError is what `zipfile` raises for bits that ask for a password, or for a compression
+# that it does not know.
+NPZ_DAMAGE = (*NPY_DAMAGE, OSError, KeyError, RuntimeError, zipfile.BadZipFile, zlib.error)
 
 
 def kind_of(value: object) -> str:

@@ -69,6 +69,18 @@ def test_open_source_of_a_file_raises_config_error(tmp_path):
         open_source(path)
 
 
+def test_open_source_of_a_folder_with_some_manifest_says_how_to_open_it(tmp_path):
+    (tmp_path / "manifest.json").write_text("{}")
+    with pytest.raises(SourceError, match=r"no manifest of a pack.*format='folder'"):
+        open_source(tmp_path)
+
+
+def test_open_source_of_a_folder_of_shards_says_how_to_open_them(tmp_path):
+    (tmp_path / "a.tar").write_bytes(bytes(1024))
+    with pytest.raises(SourceError, match=r"no class folders.*\*\.tar'"):
+        open_source(tmp_path)
+
+
 def test_is_source_of_a_list_is_false():
     assert not is_source([b"1", b"2"])
     assert is_source(Tiny())

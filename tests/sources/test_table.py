@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 import tracemalloc
+import zipfile
 
 import numpy as np
 import pytest
@@ -219,6 +220,7 @@ ENDS = full().keys.ends
         {"shapes_px": np.zeros((4, 2), np.int32)},
         {"sizes_bytes": np.array(["a"] * 5, dtype=object)},
         {"extra.any": np.array([{}], dtype=object)},
+        {"head": head(meta=[1])},
     ],
 )
 def test_table_that_is_damaged_raises(tmp_path, changes):
@@ -242,6 +244,18 @@ def test_table_cut_or_overwritten_anywhere_raises_or_is_right(tmp_path):
         except SourceError:
             continue
         equal(loaded, full())
+
+
+def test_table_with_an_array_whose_header_never_ends_raises(tmp_path):
+    path = saved(tmp_path)
+    with zipfile.ZipFile(path) as archive:
+        parts = {name: archive.read(name) for name in archive.namelist()}
+    parts["keys.npy"] = parts["keys.npy"].replace(b"{'descr'", b"('''escr'")  # a line of Python; checksums fit
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, data in parts.items():
+            archive.writestr(name, data)
+    with pytest.raises(SourceError, match="no table of records"):
+        Table.load(path)
 
 
 @pytest.mark.parametrize(("place", "value"), [(6, 1), (6, 32), (8, 99), (4, 99)])
