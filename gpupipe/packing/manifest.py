@@ -13,7 +13,6 @@ from gpupipe.files import replacing
 
 VERSION = 1
 NAME = "manifest.json"
-INDEX_NAME = "index.npz"
 CHECKS_NAME = "checks.npz"
 _SHOWN_AT_MOST = 5
 

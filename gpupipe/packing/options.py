@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from gpupipe.errors import ConfigError
+from gpupipe.sources.lmdb_environment import import_lmdb
 
 Format = Literal["tar", "lmdb", "memmap"]
 FORMATS: tuple[Format, ...] = ("tar", "lmdb", "memmap")
@@ -77,7 +78,7 @@ class PackOptions:
 
 
 def check_format(format: object, options: PackOptions) -> None:
-    """ConfigError unless there is such a format, and it has these options."""
+    """ConfigError unless there is such a format, it has these options, and what writes it is installed."""
     if format not in FORMATS:
         raise ConfigError(
             f"format={format!r} is not valid: it must be one of {', '.join(FORMATS)}",
@@ -92,6 +93,8 @@ def check_format(format: object, options: PackOptions) -> None:
             value=True,
             allowed="with format='memmap'",
         )
+    if format == "lmdb":
+        import_lmdb("format='lmdb' makes an LMDB environment", "format", format)
 
 
 def _check_integer(name: str, value: object, least: int, most: int | None) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import zipfile
 from contextlib import closing
 from typing import Any
 
@@ -19,7 +18,7 @@ from gpupipe.progress import progress_bar
 from gpupipe.sources import open_source
 from gpupipe.sources.base import Source
 from gpupipe.sources.packed import columns_to_json
-from gpupipe.sources.values import kind_of
+from gpupipe.sources.values import NPZ_DAMAGE, kind_of
 
 _NAMED_AT_MOST = 5
 
@@ -100,7 +99,9 @@ def _checks(folder: str, manifest: Manifest) -> tuple[Any, Any]:
             index, digests = file["index"], file["digest"]
         if not len(index) == len(digests) == manifest.records:
             raise ValueError(f"{len(index)} records of {manifest.records}")
-    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
+        if index.dtype.kind != "i" or not 0 <= index.min() <= index.max() < manifest.source["records"]:
+            raise ValueError("it names records that the source does not have")
+    except NPZ_DAMAGE as error:
         raise SourceError(
             f"{path!r} cannot be read, or is damaged ({error}): copy it anew, or pack again", uri=folder
         ) from error
@@ -108,6 +109,8 @@ def _checks(folder: str, manifest: Manifest) -> tuple[Any, Any]:
 
 
 def _wrong_names(packed: Any, source: Source, index: Any, manifest: Manifest) -> list[str]:
+    if len(source) != manifest.source["records"]:
+        return [f"{source.uri} has {len(source)} records, and {manifest.source['records']} were packed"]
     keys = keys_of(source)
     names, _ = webdataset_names(keys) if manifest.format == "tar" else unique_names(keys)
     wrong = [

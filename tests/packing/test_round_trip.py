@@ -18,6 +18,7 @@ import gpupipe as gp
 from gpupipe.errors import ConfigError, RecordError, SourceError
 from gpupipe.packing import Manifest, PackOptions, pack, verify_pack
 from gpupipe.packing.names import sample_name
+from gpupipe.sources.packed import columns_from_json
 from tests import images
 from tests.packing.common import FORMATS, SMALL, ListSource, contents, some
 
@@ -420,6 +421,13 @@ def test_pack_with_wrong_arguments_writes_nothing(tmp_path, image_folder, argume
     assert os.listdir(tmp_path) == []
 
 
+def test_pack_to_lmdb_without_the_package_writes_nothing(tmp_path, image_folder, monkeypatch):
+    monkeypatch.setitem(sys.modules, "lmdb", None)
+    with pytest.raises(ConfigError, match=r"format='lmdb' .*pip install 'gpupipe\[lmdb\]'"):
+        pack(image_folder, tmp_path / "packed", format="lmdb")
+    assert os.listdir(tmp_path) == []
+
+
 def test_pack_into_its_source_raises(tmp_path):
     images.folder(tmp_path / "data")
     with pytest.raises(ConfigError, match="lies in the source"):
@@ -451,8 +459,11 @@ def test_pack_with_labels_of_several_kinds_raises(tmp_path, labels, says):
 
 
 @each_format
-def test_pack_with_a_column_that_cannot_be_stored_raises(tmp_path, format):
-    source = ListSource([("a.jpg", b"x", 0)], [{"thing": object()}])
+@pytest.mark.parametrize(
+    "value", [object(), np.array([1j]), np.array([b"x"]), np.zeros(2, "M8[D]"), np.zeros(2, "i4,f4")]
+)
+def test_pack_with_a_column_that_cannot_be_stored_raises(tmp_path, format, value):
+    source = ListSource([("a.jpg", b"x", 0)], [{"thing": value}])
     with pytest.raises(SourceError, match="cannot be stored"):
         pack(source, tmp_path / "packed", format=format)
 
@@ -490,6 +501,22 @@ def test_verify_finds_labels_that_are_not_the_sources(tmp_path, image_folder, fo
         verify_pack(tmp_path / "packed", source=other)
 
 
+def test_verify_with_another_source_raises(tmp_path):
+    source = some([f"{number}.jpg" for number in range(3)])
+    pack(source, tmp_path / "packed")
+    with pytest.raises(SourceError, match="memory has 1 records, and 3 were packed"):
+        verify_pack(tmp_path / "packed", source=some(["0.jpg"]))
+
+
+@pytest.mark.parametrize("index", [[0, 3], [-1, 0], [0.0, 1.0], [0]])
+def test_verify_with_damaged_checks_raises(tmp_path, index):
+    pack(some(["a.jpg", "b.jpg"]), tmp_path / "packed")
+    path = tmp_path / "packed" / "checks.npz"
+    np.savez(path, index=np.array(index), digest=np.load(path)["digest"])
+    with pytest.raises(SourceError, match="is damaged"):
+        verify_pack(tmp_path / "packed")
+
+
 # --- sources of packs ---
 
 
@@ -515,6 +542,21 @@ def test_packed_shards_with_a_json_of_somebody_else_raise(tmp_path):
     (tmp_path / "packed" / "manifest.json").write_text(json.dumps(manifest))
     with pytest.raises(RecordError, match="without its columns"):
         gp.open_source(tmp_path / "packed")[0]
+
+
+@pytest.mark.parametrize(
+    "stored",
+    [
+        {"dtype": "u1", "shape": [1], "values": [300]},
+        {"dtype": "(1000,1000)u1", "shape": [1000, 1000], "values": 1},
+        {"dtype": "O", "shape": [1], "values": [1]},
+        {"dtype": "V9", "shape": [1], "values": ["x"]},
+        {"dtype": "f4", "shape": [2], "values": [1]},
+    ],
+)
+def test_packed_array_that_is_damaged_raises(stored):
+    with pytest.raises((ValueError, OverflowError)):
+        columns_from_json({"box": stored}, {"box": "array"})
 
 
 @each_format
