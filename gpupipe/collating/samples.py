@@ -44,6 +44,13 @@ def collate(samples: Sequence[Any], spec: Collate | None = None) -> Any:
     (torch.Size([1, 4]), [0, 1, 1], [7, 8])
     """
     spec = _INFER if spec is None else spec
+    if not isinstance(spec, Collate):
+        raise ConfigError(
+            f"spec={spec!r} is not valid: it must be gpupipe.Collate(...) or None",
+            field="spec",
+            value=spec,
+            allowed="Collate or None",
+        )
     samples = list(samples)
     if not samples:
         raise ConfigError("samples is empty: a batch has at least one", field="samples", value=[], allowed="1 or more")

@@ -98,6 +98,10 @@ def _array(column: Column, number: int) -> np.ndarray[Any, np.dtype[Any]]:
         raise column.error(
             "{} is None", [number], "Give every record a value; or missing='empty', where a column has sequences"
         )
+    if isinstance(value, np.ma.MaskedArray):
+        raise column.error(
+            "{} is a masked array", [number], "Its mask would be lost: fill it, or give the mask as a column of its own"
+        )
     if isinstance(value, bytes | bytearray | memoryview):
         return np.frombuffer(value, np.uint8).copy()
     try:

@@ -82,7 +82,8 @@ def test_collate_makes_floats_float32_and_leaves_lists():
         ([np.zeros(2), np.zeros(2, np.float32)], "row 0 has float64, row 1 has float32.*dtype='float32'"),
         ([1, 2**63], "row 1 has a number that int64 cannot hold"),
         ([np.array(["a"]), np.array(["b"])], "row 0 is array"),
-        ([torch.eye(2).to_sparse()] * 2, "layout torch.sparse_coo"),
+        ([torch.eye(2).to_sparse()] * 2, r"layout torch\.sparse_coo"),
+        ([np.ma.array([1, 2], mask=[0, 1])] * 2, "row 0 is a masked array"),
     ],
     ids=repr,
 )
@@ -398,6 +399,7 @@ def test_tuples_with_names_become_a_dict():
     ("samples", "spec", "said"),
     [
         ([], None, "samples is empty"),
+        ([{"a": 1}], {"a": gp.Pad()}, "must be gpupipe.Collate"),
         ([1, 2], None, "samples of type int"),
         ([{"a": 1}, (1,)], None, "samples of type dict, tuple"),
         ([(1,), (1, 2)], None, "row 0 has 1, row 1 has 2"),
