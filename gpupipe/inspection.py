@@ -256,9 +256,7 @@ def _look(source: Source, index: int, max_pixels: int, *, decode: bool) -> _Fact
         key_of = getattr(source, "key", None)
         key = error.key if key_of is None else key_of(index)
         return _Facts(key, None, -1, None, None, _bad(index, error))
-    data = record.data
-    size = data.nbytes if isinstance(data, np.ndarray | memoryview) else len(data)
-    header = None
+    data, size, header = record.data, record.size_bytes, None
     try:
         header = scan_record(record, max_pixels)
         if decode:

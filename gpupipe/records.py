@@ -36,6 +36,11 @@ class Record:
     offset: int | None = None
     columns: Mapping[str, Any] = field(default_factory=dict)
 
+    @property
+    def size_bytes(self) -> int:
+        """Of the data, encoded or pixels."""
+        return self.data.nbytes if isinstance(self.data, np.ndarray | memoryview) else len(self.data)
+
 
 @dataclass(frozen=True, slots=True)
 class JitterRows:

@@ -18,7 +18,7 @@ import numpy as np
 
 from gpupipe.backends.base import Options
 from gpupipe.backends.thread_pool import usable_cores
-from gpupipe.errors import BackendUnavailable, ConfigError, GpupipeError
+from gpupipe.errors import BackendUnavailable, ConfigError
 from gpupipe.loader import Loader
 from gpupipe.measure.usage import MISSING, Tree
 from gpupipe.recipe import Recipe
@@ -184,23 +184,25 @@ def bench(  # noqa: PLR0913 - what is measured, and how: the options of the comm
             allowed=tuple(PEERS),
         )
     tell: Say = say or (lambda _: None)
-    source = open_source(target)
-    indices = permutation(len(source), 0)[:images].tolist()
-    tell(f"reading {len(indices)} of {len(source)} samples of {source.uri}")
-    stored = sum(len(source[index].data) for index in indices)
-    work = Work(source, indices, recipe or Recipe.train(), batch_size, workers or usable_cores())
-    makers: dict[str, Callable[[ExitStack], Any]] = {f"gpupipe {spec}": partial(_ours, work, spec) for spec in backends}
-    makers |= {name: partial(PEERS[name], work) for name in against}
-
     tree = Tree()
     with ExitStack() as stack:
+        source = open_source(target)
+        if source is not target:
+            stack.callback(source.close)
+        indices = permutation(len(source), 0)[:images].tolist()
+        tell(f"reading {len(indices)} of {len(source)} samples of {source.uri}")
+        stored = sum(source[index].size_bytes for index in indices)
+        work = Work(source, indices, recipe or Recipe.train(), batch_size, workers or usable_cores())
+        makers: dict[str, Callable[[ExitStack], Any]] = {
+            f"gpupipe {spec}": partial(_ours, work, spec) for spec in backends
+        }
+        makers |= {name: partial(PEERS[name], work) for name in against}
         made, missing = _warmed_up(makers, stack, tree, tell)
         if not made:
             raise ConfigError("; ".join(f"{name}: {why}" for name, why in missing.items()), field="backends")
         _run(made, rounds, tree, tell)
         yardstick = next((each for name, each in made.items() if name in PEERS), next(iter(made.values())))
         figures = [each.figures(name, len(indices), stored, yardstick) for name, each in made.items()]
-    source.close()
     return BenchReport(
         target=source.uri,
         images=len(indices),
@@ -316,7 +318,7 @@ def _warmed_up(
             own.close()
             missing[name] = str(error)
             continue
-        except GpupipeError:
+        except BaseException:
             own.close()
             raise
         stack.push(own)

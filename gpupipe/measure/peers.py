@@ -7,12 +7,14 @@ Each function returns something to iterate over, once for each epoch, of batches
 from __future__ import annotations
 
 import io
+import os
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset, Subset
 from torch.utils.dlpack import from_dlpack
@@ -29,6 +31,7 @@ from gpupipe.recipe import (
     Recipe,
     Resize,
 )
+from gpupipe.records import Record
 from gpupipe.sources.base import Source
 
 Epochs = Iterable[Any]
@@ -104,6 +107,8 @@ def _read_tensor(data: Any) -> torch.Tensor:
 
 
 def _dataloader(work: Work, read: Callable[[Any], Any], transform: Any, stack: ExitStack) -> Epochs:
+    if any(isinstance(work.source[index].data, np.ndarray) for index in work.indices):
+        raise ConfigError(f"it decodes image files, and {work.source.uri} holds pixels", field="source")
     dataset = Subset(_Records(work.source, read, transform), list(work.indices))
     loader: DataLoader[Any] = DataLoader(
         dataset, batch_size=work.batch_size, num_workers=work.workers, persistent_workers=work.workers > 0
@@ -119,7 +124,7 @@ def dali_native(work: Work, _stack: ExitStack) -> Epochs:
     except Exception as error:
         raise BackendUnavailable(f"nvidia.dali cannot be imported: {error}", missing="nvidia.dali") from error
     files = [work.source[index] for index in work.indices]
-    if any(record.path is None or record.offset is not None for record in files):
+    if not all(_is_a_file(record) for record in files):
         raise ConfigError(f"DALI's file reader needs files of their own: {work.source.uri} has none", field="source")
     steps = [step for step in work.recipe.steps if not isinstance(step, Normalize)]
     unknown = [type(step).__name__ for step in steps if not isinstance(step, _NATIVE)]
@@ -129,6 +134,12 @@ def dali_native(work: Work, _stack: ExitStack) -> Epochs:
     pipeline = _native_pipeline(work, [str(record.path) for record in files], steps, dali, on_gpu=on_gpu)
     pipeline.build()
     return _NativeEpochs(pipeline, -(-len(files) // work.batch_size))
+
+
+def _is_a_file(record: Record) -> bool:
+    """Whether the record's data are all that its file holds: not so for a part of a store, or for pixels."""
+    encoded = not isinstance(record.data, np.ndarray) and record.path is not None and os.path.isfile(record.path)
+    return encoded and record.offset is None and os.path.getsize(str(record.path)) == record.size_bytes
 
 
 _NATIVE = (RandomResizedCrop, Resize, CenterCrop, RandomHorizontalFlip, ColorJitter)

@@ -12,6 +12,7 @@ from gpupipe.errors import ConfigError, SourceError
 from gpupipe.measure import usage
 from gpupipe.measure.peers import PEERS, Work
 from gpupipe.sources import open_source
+from gpupipe.sources.folder import ImageFolder
 from tests.available import need
 
 RECIPE = gp.Recipe.train(size=16, jitter=(0.2, 0.2, 0.2, 0.1))
@@ -107,6 +108,34 @@ def test_bench_lists_who_cannot_take_part_and_why(tmp_path):
     assert [each.name for each in report.figures] == ["gpupipe torchvision"]
     assert set(report.missing) == {"dali-native"}
     assert "dali-native did not take part" in report.table()
+
+
+def test_bench_of_pixels_counts_their_bytes_and_says_who_decodes_files(tmp_path):
+    np.save(tmp_path / "images.npy", np.zeros((8, 20, 30, 3), np.uint8))
+    report = short(tmp_path / "images.npy", backends=("torchvision",), against=tuple(PEERS), rounds=1)
+    (ours,) = report.figures
+    assert ours.mb_per_s == pytest.approx(8 * 20 * 30 * 3 / 1e6 / ours.times_s[0][-1])
+    assert set(report.missing) == set(PEERS)
+    assert "holds pixels" in report.missing["torchvision"]
+
+
+def test_bench_of_a_store_leaves_dali_out(image_folder, tmp_path):
+    pytest.importorskip("lmdb", reason="lmdb is not installed")
+    gp.pack(image_folder, tmp_path / "packed", format="lmdb")
+    report = short(tmp_path / "packed", backends=("torchvision",), against=("dali-native",), rounds=1)
+    assert "dali-native" in report.missing
+
+
+def test_bench_closes_what_it_opened_alone(image_folder, monkeypatch):
+    closed = []
+    monkeypatch.setattr(ImageFolder, "close", lambda self: closed.append(self))
+    given = open_source(image_folder)
+    with pytest.raises(ConfigError, match="zip"):
+        short(given, backends=("zip",))
+    assert closed == []
+    with pytest.raises(ConfigError, match="zip"):
+        short(image_folder, backends=("zip",))
+    assert len(closed) == 1
 
 
 def test_bench_without_psutil_says_so(image_folder, monkeypatch):
