@@ -45,9 +45,10 @@ def transform_boxes(
     """Let boxes follow the pixels of their images through crop, resize and flip.
 
     Args:
-        boxes: x1, y1, x2, y2 in pixels of the original image: (n, k, 4), as `Pad` makes them, or (total, 4) with
-            `offsets`, as `Ragged` does.
-        affine: float32 (n, 2, 3): the field "affine" of the same batch.
+        boxes: x1, y1, x2, y2 in pixels of the original image (upright, with exif="apply"): (n, k, 4), as `Pad` makes
+            them, or (total, 4) with `offsets`, as `Ragged` does.
+        affine: float32 (n, 2, 3): the field "affine" of the same batch. It means nothing for rows that are not valid
+            because on_error="ignore" put zeros in their place.
         offsets: int64 (n + 1,).
         size: (height, width) of the output, to cut boxes at its edges: those that are outside then have no area.
             None: they stay as they are.

@@ -167,6 +167,7 @@ import gpupipe as gp
 recipe = gp.Recipe.from_json(gp.Recipe.train(jitter=(0.4, 0.4, 0.4, 0.1)).to_json())
 gp.make_plan(recipe, seed=0, epoch=0, indices=[1], sizes=[(30, 40)])
 gp.ConfigError, gp.DecodeError
+gp.Collate(columns={"tokens": gp.Pad(dtype="int32"), "boxes": gp.Ragged(), "score": gp.Stack(), "text": gp.Keep()})
 """
     assert heavy_modules_after(code) == []
 

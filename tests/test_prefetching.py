@@ -3,6 +3,7 @@
 import contextlib
 import contextvars
 import gc
+import multiprocessing
 import queue
 import signal
 import subprocess
@@ -265,6 +266,23 @@ def test_prefetch_over_a_dataloader_and_a_loader(image_folder):
         assert [i for (index,) in batches for i in index.tolist()] == expected
         assert [i for (index,) in batches for i in index.tolist()] == expected
         assert loader.epoch == 1
+
+
+def test_break_over_a_dataloader_leaves_no_worker_process():
+    batches = iter(gp.prefetch(DataLoader(list(range(1000)), batch_size=1, num_workers=2), "cpu"))
+    next(batches)
+    assert len(multiprocessing.active_children()) == 2
+    del batches
+    assert wait_until(lambda: not multiprocessing.active_children())
+
+
+def test_prefetch_of_a_prefetch_ends_both_threads():
+    assert list(gp.prefetch(gp.prefetch(range(5), "cpu"), "cpu")) == list(range(5))
+    batches = iter(gp.prefetch(gp.prefetch(Numbers(100), "cpu"), "cpu"))
+    next(batches)
+    assert len(threads()) == 2
+    del batches
+    assert wait_until(lambda: not threads())
 
 
 @pytest.mark.parametrize("depth", [0, -1, 1.0, True, None])
