@@ -17,7 +17,7 @@ import numpy.typing as npt
 from gpupipe.decode import rgb
 from gpupipe.errors import ConfigError, DecodeError, RecordError
 from gpupipe.headers import MAX_PIXELS, Header, name_record, scan_record
-from gpupipe.parallel import in_order
+from gpupipe.parallel import in_order, usable_cores
 from gpupipe.progress import progress_bar
 from gpupipe.records import Encoded, Record
 from gpupipe.sources import open_source
@@ -224,7 +224,7 @@ def inspect_source(
         found = in_order(
             lambda index: _look(opened, index, max_pixels, decode=decode),
             range(len(opened)),
-            threads or min(8, os.cpu_count() or 1),
+            threads or min(8, usable_cores()),
         )
         tally = _Tally(opened)
         with closing(found), progress_bar(len(opened), "inspecting", show=progress) as count:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -11,6 +12,14 @@ A = TypeVar("A")
 B = TypeVar("B")
 
 _AHEAD = 4  # for each thread
+
+
+def usable_cores() -> int:
+    """How many cores this process may use."""
+    try:
+        return len(os.sched_getaffinity(0))
+    except AttributeError:  # macOS, Windows
+        return os.cpu_count() or 1
 
 
 def in_order(work: Callable[[A], B], tasks: Iterable[A], threads: int) -> Generator[B, None, None]:

@@ -1,11 +1,17 @@
 """Work in threads: results in order, errors in their place, nothing left behind."""
 
+import os
 import threading
 import time
 
 import pytest
 
-from gpupipe.parallel import Peekable, in_order
+from gpupipe.parallel import Peekable, in_order, usable_cores
+
+
+def test_usable_cores_is_what_this_process_may_use():
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    assert usable_cores() == cores
 
 
 @pytest.mark.parametrize("threads", [1, 2, 7])

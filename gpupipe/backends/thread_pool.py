@@ -24,6 +24,7 @@ from gpupipe.backends.intra_op import use_one_intra_op_thread
 from gpupipe.backends.submitted import check_submission, condemned
 from gpupipe.errors import BackendError, DecodeError
 from gpupipe.headers import Header
+from gpupipe.parallel import usable_cores
 from gpupipe.recipe import Recipe
 from gpupipe.records import Plan, Record
 
@@ -95,14 +96,6 @@ class ThreadPoolBackend:
     def close(self) -> None:
         """See `Backend.close`. Waits for the images that are in work, one for each worker, not for their batches."""
         self._release()
-
-
-def usable_cores() -> int:
-    """How many cores this process may use."""
-    try:
-        return len(os.sched_getaffinity(0))
-    except AttributeError:  # macOS, Windows
-        return os.cpu_count() or 1
 
 
 class _Batch:

@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from gpupipe.backends.base import Options
-from gpupipe.backends.thread_pool import usable_cores
 from gpupipe.errors import BackendUnavailable, ConfigError
 from gpupipe.loader import Loader
 from gpupipe.measure.usage import MISSING, Tree
+from gpupipe.parallel import usable_cores
 from gpupipe.recipe import Recipe
 from gpupipe.sampling.samplers import permutation
 from gpupipe.sources import open_source

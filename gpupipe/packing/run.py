@@ -32,7 +32,7 @@ from gpupipe.packing.options import Format, PackOptions, check_format
 from gpupipe.packing.rows import Rows, joined
 from gpupipe.packing.stores import LmdbStore, MemmapStore, Sink, Store, TarStore, hash_file
 from gpupipe.packing.verify import keys_of, verify_pack
-from gpupipe.parallel import Peekable, in_order
+from gpupipe.parallel import Peekable, in_order, usable_cores
 from gpupipe.progress import progress_bar
 from gpupipe.records import Record
 from gpupipe.sources import open_source
@@ -356,7 +356,7 @@ def _check_choice(name: str, value: object, allowed: tuple[str, ...]) -> None:
 
 def _threads(threads: int | None) -> int:
     if threads is None:
-        return min(8, os.cpu_count() or 1)
+        return min(8, usable_cores())
     if not isinstance(threads, int) or isinstance(threads, bool) or threads < 1:
         raise ConfigError(
             f"threads={threads!r} is not valid: it must be an integer of at least 1",

@@ -20,13 +20,14 @@ import sys
 import time
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from gpupipe.errors import SourceError
+from gpupipe.parallel import usable_cores
 from gpupipe.sources.dali_index import list_by_dali_index
 from gpupipe.sources.maps import FileMap
 from gpupipe.sources.table import Strings, Table
@@ -77,10 +78,13 @@ class Stamp:
 
 def _digest(shard: str, size: int) -> str:
     digest = hashlib.sha256()
-    with open(shard, "rb") as file:
-        digest.update(file.read(_ENDS_BYTES))
-        file.seek(max(0, size - _ENDS_BYTES))
-        digest.update(file.read(_ENDS_BYTES))
+    try:
+        with open(shard, "rb") as file:
+            digest.update(file.read(_ENDS_BYTES))
+            file.seek(max(0, size - _ENDS_BYTES))
+            digest.update(file.read(_ENDS_BYTES))
+    except OSError as error:
+        raise SourceError(f"the tar shard {shard!r} cannot be read: {error.strerror or error}", uri=shard) from error
     return digest.hexdigest()
 
 
@@ -172,7 +176,7 @@ def index_shard(shard: str, layout: Layout | None = None) -> Table:
     if (after.st_size, after.st_mtime_ns) != (status.st_size, status.st_mtime_ns):
         raise SourceError(f"the tar shard {shard!r} changed while it was indexed: wait until it is written", uri=shard)
     cut = None if listing.cut is None else [listing.cut, listing.cut_at]
-    return replace(table, meta={**table.meta, **_head(layout), "stamp": _stamp_json(stamp), "cut": cut})
+    return replace(table, meta={**table.meta, **_head(layout), "stamp": asdict(stamp), "cut": cut})
 
 
 def layout_of(table: Table) -> Layout:
@@ -182,10 +186,6 @@ def layout_of(table: Table) -> Layout:
 
 def _head(layout: Layout) -> dict[str, Any]:
     return {"kind": _SIDECAR, "version": VERSION, "layout": _layout_json(layout)}
-
-
-def _stamp_json(stamp: Stamp) -> dict[str, Any]:
-    return {"size_bytes": stamp.size_bytes, "mtime_ns": stamp.mtime_ns, "digest": stamp.digest}
 
 
 def write_sidecar(shard: str, layout: Layout | None = None, path: str | None = None) -> Table:
@@ -312,7 +312,7 @@ def _index_in_processes(shards: list[str], layout: Layout, cache_dir: str | None
     Whatever goes wrong there is left to the caller, who makes what is missing by itself and sees the error. These are
     plain child processes: a pool of `multiprocessing` would run the user's main module again.
     """
-    workers = min(_cores(), len(shards))
+    workers = min(usable_cores(), len(shards))
     if workers < 2:
         return
     _log.info("indexing %d tar shards by %d processes", len(shards), workers)
@@ -341,10 +341,6 @@ def _index_in_processes(shards: list[str], layout: Layout, cache_dir: str | None
             if child.poll() is None:
                 child.kill()
                 child.wait()
-
-
-def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _work(job: dict[str, Any]) -> None:

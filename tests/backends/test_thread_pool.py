@@ -15,7 +15,7 @@ import torch
 
 from gpupipe import CenterCrop, Recipe, make_plan
 from gpupipe.backends.base import Options
-from gpupipe.backends.thread_pool import ThreadPoolBackend, usable_cores
+from gpupipe.backends.thread_pool import ThreadPoolBackend
 from gpupipe.errors import BackendError, ConfigError, DecodeError
 from gpupipe.headers import Header
 from gpupipe.records import Record
@@ -337,11 +337,6 @@ def test_submit_in_a_forked_process_is_refused(make):
         assert b"was made in another process" in pipe.read()
     os.waitpid(child, 0)
     assert values(backend.submit(*batch(3))) == [3]
-
-
-def test_usable_cores_is_what_this_process_may_use():
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    assert usable_cores() == cores
 
 
 def test_workers_torch_operators_have_one_intra_op_thread_for_ever(make):

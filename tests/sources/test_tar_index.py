@@ -1,5 +1,6 @@
 """Indexes of tar shards: where they are kept, when they are made anew, and joined."""
 
+import errno
 import json
 import multiprocessing
 import os
@@ -326,7 +327,7 @@ def test_load_tables_by_processes_equals_one(tmp_path, monkeypatch, counted):
     entries = [sample(f"{number}", number, (f"{number}.txt", "x")) for number in range(12)]
     paths = [str(write_tar(tmp_path / f"{number}.tar", *entry)) for number, entry in enumerate(entries)]
     monkeypatch.setattr(index_module, "_PROCESSES_FROM_S", 0)
-    monkeypatch.setattr(index_module, "_cores", lambda: 3)
+    monkeypatch.setattr(index_module, "usable_cores", lambda: 3)
     tables = load_tables(paths, cache_dir=str(tmp_path / "mine"))
     assert counted == ["0.tar"]  # here; all others by children
     assert len(list((tmp_path / "mine").iterdir())) == 12
@@ -396,6 +397,22 @@ def test_read_joint_that_names_shards_elsewhere_raises(tmp_path, name):
     joint.save(tmp_path / JOINT)
     with pytest.raises(SourceError, match="outside of its folder"):
         read_joint(str(tmp_path / JOINT))
+
+
+def test_read_joint_whose_shard_cannot_be_read_raises(tmp_path, monkeypatch):
+    shards = [str(path) for path in write_shards(tmp_path, 2, 2)]
+    path = str(tmp_path / JOINT)
+    join_tables(shards, load_tables(shards)).save(path)
+    os.utime(shards[1], ns=(0, 0))  # so that its bytes have to tell whether it is the same
+
+    def refused(name, *arguments, **named):
+        if name == shards[1]:
+            raise PermissionError(errno.EACCES, "Permission denied", name)
+        return open(name, *arguments, **named)
+
+    monkeypatch.setattr(index_module, "open", refused, raising=False)
+    with pytest.raises(SourceError, match=r"cannot be read: Permission denied"):
+        read_joint(path)
 
 
 def test_many_shards_are_joined_in_the_cache(tmp_path, monkeypatch, counted, cache):

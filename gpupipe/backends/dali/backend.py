@@ -16,8 +16,8 @@ from gpupipe.backends.dali.errors import INSTALL, NAME, boundary, unavailable
 from gpupipe.backends.dali.feed import Feed
 from gpupipe.backends.dali.handover import HandOver
 from gpupipe.backends.submitted import check_submission
-from gpupipe.backends.thread_pool import usable_cores
 from gpupipe.headers import Header
+from gpupipe.parallel import usable_cores
 from gpupipe.recipe import Recipe
 from gpupipe.records import Plan, Record
 
