@@ -1,7 +1,8 @@
-"""Labels that are given beside the images: checked once, handed out one by one."""
+"""Labels: given beside the images or read from text, checked once, handed out one by one."""
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Sequence
 from typing import Any
@@ -75,6 +76,34 @@ def record_label(labels: npt.NDArray[Any] | None, index: int) -> Any:
     if labels is None:
         return None
     return labels[index].item() if labels.ndim == 1 else labels[index].copy()
+
+
+def parse_label(text: bytes, path: tuple[str, ...]) -> int | float | list[Any]:
+    """A label as it is stored.
+
+    Args:
+        text: A number, or a JSON list of numbers; JSON that has one somewhere in it.
+        path: The names that lead there.
+
+    Raises:
+        ValueError, KeyError, TypeError, IndexError, RecursionError: There is none.
+
+    >>> parse_label(b"7", ()), parse_label(b'{"a": {"b": [0, 1]}}', ("a", "b"))
+    (7, [0, 1])
+    """
+    if not path and text.isdigit():
+        return int(text)
+    stripped = text.strip()
+    if not path and stripped.isdigit():  # with zeros in front, which JSON does not have
+        return int(stripped)
+    value = json.loads(stripped)
+    for name in path:
+        value = value[name] if isinstance(value, dict) else value[int(name)]
+    if isinstance(value, list) and value and all(isinstance(each, int | float) for each in value):
+        return value
+    if not isinstance(value, int | float) or (isinstance(value, bool) and not path):
+        raise TypeError(f"it is {str(value)[:60]!r}")
+    return value
 
 
 def stacked(labels: Sequence[Any]) -> npt.NDArray[Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 from contextlib import suppress
@@ -13,7 +12,7 @@ import numpy.typing as npt
 
 from gpupipe.errors import SourceError
 from gpupipe.sources.folder import IMG_EXTENSIONS
-from gpupipe.sources.labels import stacked
+from gpupipe.sources.labels import parse_label, stacked
 from gpupipe.sources.lmdb_environment import data_file
 from gpupipe.sources.table import Strings, Table
 
@@ -164,8 +163,8 @@ def _labels(transaction: Any, images: list[bytes], others: set[bytes]) -> tuple[
     for name in names:
         text = bytes(transaction.get(name))
         try:
-            found.append(int(text) if text.isdigit() else json.loads(text))
-        except (ValueError, RecursionError):
+            found.append(parse_label(text, ()))
+        except (ValueError, TypeError, RecursionError):
             return None, f"{text[:50]!r} under {name!r} is neither a number nor a JSON list of numbers"
     try:
         return stacked(found), None

@@ -23,11 +23,11 @@ from gpupipe.errors import ConfigError, RecordError, SourceError
 from gpupipe.records import Encoded, Record
 from gpupipe.sources.base import check_index, fingerprint_of, unreadable
 from gpupipe.sources.braces import expand_braces
-from gpupipe.sources.labels import record_label
+from gpupipe.sources.labels import parse_label, record_label
 from gpupipe.sources.maps import FileMap
 from gpupipe.sources.table import Table
 from gpupipe.sources.tar_index import Stamp, layout_of, open_shards, read_joint, relative_names, stamps_of
-from gpupipe.sources.tar_samples import IMAGES, Layout, parse_label, shorten
+from gpupipe.sources.tar_samples import IMAGES, Layout, shorten
 from gpupipe.sources.values import read_npy
 
 Keys = Literal["name", "shard"]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,6 +13,7 @@ import numpy.typing as npt
 from gpupipe.errors import ConfigError, DecodeError, SourceError
 from gpupipe.headers import scan
 from gpupipe.sources.folder import IMG_EXTENSIONS
+from gpupipe.sources.labels import parse_label
 from gpupipe.sources.table import Strings, Table
 from gpupipe.sources.tar_members import Listing, Member
 
@@ -272,34 +272,6 @@ def _labels(
                 uri=uri,
             ) from error
     return labels_array(values, uri)
-
-
-def parse_label(text: bytes, path: tuple[str, ...]) -> int | float | list[Any]:
-    """A label as it is stored.
-
-    Args:
-        text: A number, or a JSON list of numbers; JSON that has one somewhere in it.
-        path: The names that lead there.
-
-    Raises:
-        ValueError, KeyError, TypeError, IndexError, RecursionError: There is none.
-
-    >>> parse_label(b"7", ()), parse_label(b'{"a": {"b": [0, 1]}}', ("a", "b"))
-    (7, [0, 1])
-    """
-    if not path and text.isdigit():
-        return int(text)
-    stripped = text.strip()
-    if not path and stripped.isdigit():  # with zeros in front, which JSON does not have
-        return int(stripped)
-    value = json.loads(stripped)
-    for name in path:
-        value = value[name] if isinstance(value, dict) else value[int(name)]
-    if isinstance(value, list) and value and all(isinstance(each, int | float) for each in value):
-        return value
-    if not isinstance(value, int | float) or (isinstance(value, bool) and not path):
-        raise TypeError(f"it is {str(value)[:60]!r}")
-    return value
 
 
 def labels_array(values: list[Any], uri: str) -> npt.NDArray[Any]:

@@ -194,6 +194,7 @@ def test_foreign_environment_of_images_and_labels_is_grouped_like_webdataset(tmp
     ("texts", "expected"),
     [
         ([b"0.5", b"1"], np.array([0.5, 1.0])),
+        ([b"007\n", b" 41"], np.array([7, 41])),
         ([b"[0, 1]", b"[1, 1]"], np.array([[0, 1], [1, 1]])),
         ([b"[0.5, 1]", b"[1, 1]"], np.array([[0.5, 1], [1, 1]], np.float32)),
     ],
@@ -215,7 +216,7 @@ def test_foreign_labels_are_floats_and_vectors_too(tmp_path, texts, expected):
         ({b"1.cls": b"cat", b"2.cls": b"1"}, r"b'cat' under b'1\.cls' is neither.*Give labels="),
         ({b"1.cls": b"3"}, r"no \.cls entry for 1 of 2 images.*b'2\.jpg'.*labels="),
         ({b"1.cls": b"3", b"2.cls": b"[1, 2]"}, "several lengths"),
-        ({b"1.cls": b'"3"', b"2.cls": b'"4"'}, "where numbers are expected"),
+        ({b"1.cls": b'"3"', b"2.cls": b'"4"'}, r"b'\"3\"' under b'1\.cls' is neither"),
         ({b"1.cls": b"NaN", b"2.cls": b"1.0"}, "not finite"),
     ],
 )
