@@ -10,7 +10,7 @@ import json
 import os
 import tarfile
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, BinaryIO, Protocol
 
@@ -263,12 +263,24 @@ class LmdbStore:
     def has(self, number: int, facts: dict[str, Any]) -> bool:  # noqa: ARG002 - transactions are kept in order
         if os.path.exists(self._final):
             return True
-        return os.path.exists(self._work) and bool(self._open().stat()["entries"] >= facts["entries"])
-
-    @contextmanager
-    def chunk(self, number: int) -> Iterator[LmdbSink]:  # noqa: ARG002
+        if not os.path.exists(self._work):
+            return False
         import lmdb
 
+        try:
+            return bool(self._open().stat()["entries"] >= facts["entries"])
+        except lmdb.Error:  # damaged since: from the beginning, then
+            return False
+
+    @contextmanager
+    def chunk(self, number: int) -> Iterator[LmdbSink]:
+        import lmdb
+
+        if number == 0:
+            # Where a run was stopped while LMDB made the file, no later one could open what there is of it.
+            self.close()
+            with suppress(FileNotFoundError):
+                os.unlink(self._work)
         try:
             with self._open().begin(write=True) as transaction:
                 sink = LmdbSink(transaction, self._kinds)

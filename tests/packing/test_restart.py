@@ -298,7 +298,7 @@ def test_pack_on_a_full_disk_goes_on_once_there_is_room(tmp_path, image_folder):
 
 
 @each_format
-@pytest.mark.parametrize("limit_bytes", [100, 5_000, 30_000])
+@pytest.mark.parametrize("limit_bytes", [100, 1_000, 5_000, 30_000])
 def test_pack_at_the_limit_of_file_sizes_goes_on_without(tmp_path, image_folder, format, limit_bytes):
     """A write that fails as on a full disk, wherever there is one."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -316,6 +316,22 @@ def test_pack_at_the_limit_of_file_sizes_goes_on_without(tmp_path, image_folder,
     pack(image_folder, tmp_path / "found", format=format, options=SMALL, verify=True)
     pack(image_folder, tmp_path / "wanted", format=format, options=SMALL)
     same(tmp_path / "found", tmp_path / "wanted")
+
+
+@pytest.mark.parametrize("size_bytes", [0, 1000, 6000])
+def test_pack_to_lmdb_killed_while_the_file_is_made_goes_on(tmp_path, size_bytes):
+    """LMDB writes the two pages at its beginning one after another, and opens no file that has not both."""
+    with pytest.raises(Stopped):
+        pack(stop_after(some(keys(10)), 2), tmp_path / "found", format="lmdb", options=MANY, threads=1)
+    os.truncate(tmp_path / "found" / ".unfinished" / "data.mdb", size_bytes)
+    pack(some(keys(10)), tmp_path / "found", format="lmdb", options=MANY, verify=True)
+
+
+def test_pack_to_lmdb_whose_whole_chunks_were_damaged_since_begins_anew(tmp_path):
+    with pytest.raises(Stopped):
+        pack(stop_after(some(keys(10)), 7), tmp_path / "found", format="lmdb", options=MANY, threads=1)
+    (tmp_path / "found" / ".unfinished" / "data.mdb").write_bytes(bytes(10_000))
+    pack(some(keys(10)), tmp_path / "found", format="lmdb", options=MANY, verify=True)
 
 
 @each_format
