@@ -60,8 +60,9 @@ class CostAware:
     until that epoch is over.
 
     Args:
-        cost: "bytes" or "pixels" of each image, which reads every record once when the Loader is made; or numbers
-            (n,), one for each sample, not negative: `measure_costs` makes such an array, to be kept in a file.
+        cost: "bytes" or "pixels" of each image, for which every record is read once when the Loader is made, unless
+            the source knows them (tar shards and packs do); or numbers (n,), one for each sample, not negative:
+            `measure_costs` makes such an array, to be kept in a file.
         window: Batches among which samples are exchanged. More make the batches more equal; fewer stay closer to
             plain shuffling.
 
@@ -201,8 +202,8 @@ def _share_out(block: I64, costs: F64, blur: F64) -> I64:
 def measure_costs(source: Records, what: Cost) -> F64:
     """What each image of a data set costs, for `CostAware`.
 
-    Reads every record once, several at a time; a source with an attribute ``sizes_bytes`` (n,) is asked for that
-    instead, where bytes are wanted.
+    Reads every record once, several at a time; a source that has ``sizes_bytes`` (n,), or ``shapes_px`` (n, 2), is
+    asked for these instead.
 
     Args:
         source: The data set.
@@ -211,9 +212,10 @@ def measure_costs(source: Records, what: Cost) -> F64:
     Returns:
         float64 (n,). A record that cannot be read costs 0: whoever loads it will be told.
     """
-    sizes = getattr(source, "sizes_bytes", None) if what == "bytes" else None
-    if sizes is not None:
-        return np.array(sizes, np.float64)
+    known = getattr(source, "sizes_bytes" if what == "bytes" else "shapes_px", None)
+    if known is not None:
+        costs = np.array(known, np.float64)
+        return costs if what == "bytes" else costs.prod(axis=1)
 
     def measure(first: int) -> list[float]:
         return [_cost(source, index, what) for index in range(first, min(first + INDICES_A_TASK, len(source)))]
@@ -227,7 +229,7 @@ def _cost(source: Records, index: int, what: Cost) -> float:
     try:
         record = source[index]
         if what == "bytes":
-            return len(record.data)
+            return record.size_bytes
         header = scan_record(record)
     except RecordError:
         return 0.0

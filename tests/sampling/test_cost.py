@@ -157,11 +157,22 @@ def test_measure_costs_are_the_files_sizes(image_folder):
 def test_measure_costs_asks_a_source_that_knows_its_sizes():
     class Knows(Sized):
         sizes_bytes = np.array([3, 5])
+        shapes_px = np.array([[100_000, 100_000], [0, 0]], np.int32)
 
         def __getitem__(self, index):
             raise AssertionError(index)
 
     assert measure_costs(Knows(2), "bytes").tolist() == [3, 5]
+    assert measure_costs(Knows(2), "pixels").tolist() == [1e10, 0]
+
+
+def test_measure_costs_of_pixels_are_their_bytes():
+    class Pixels(Sized):
+        def __getitem__(self, index):
+            return gp.Record(np.zeros((4, 5, 3), np.uint8), 0, index, str(index))
+
+    assert measure_costs(Pixels(2), "bytes").tolist() == [60, 60]
+    assert measure_costs(Pixels(2), "pixels").tolist() == [20, 20]
 
 
 def test_measure_costs_of_what_cannot_be_read_is_0(tmp_path):
