@@ -327,8 +327,7 @@ class Loader:
         )
 
     def _count_batches(self, start: int) -> int:
-        rows = self._rows(start).count
-        return rows // self._batch_size if self._drop_last else -(-rows // self._batch_size)
+        return self._rows(start).batches(self._batch_size, drop_last=self._drop_last)
 
     def _position(self) -> tuple[int, int]:
         """Epoch, and how much of its global order has been delivered."""

@@ -58,8 +58,7 @@ class Pass:
 
     @property
     def batches(self) -> int:
-        count = self.rows.count
-        return count // self.batch_size if self.drop_last else -(-count // self.batch_size)
+        return self.rows.batches(self.batch_size, drop_last=self.drop_last)
 
     def plan(self, rows: Sequence[Row], draws: Draws) -> Plan:
         """The plan that belongs to the sizes of these rows."""

@@ -66,7 +66,7 @@ class BatchSampler:
         self._ranks = find_ranks(self._sharding.rank, self._sharding.world_size)
         self._ordering = choose_ordering(
             sampler,
-            _Counted(_samples(sampler)),  # type: ignore[arg-type]
+            range(_samples(sampler)),  # type: ignore[arg-type]  # only its length is asked for
             shuffle=False,
             seed=check_seed(seed),
             sharding=self._sharding,
@@ -101,8 +101,7 @@ class BatchSampler:
 
     def __len__(self) -> int:
         """Batches in a full epoch on this rank."""
-        rows = self._rows().count
-        return rows // self.batch_size if self.drop_last else -(-rows // self.batch_size)
+        return self._rows().batches(self.batch_size, drop_last=self.drop_last)
 
     def __iter__(self) -> Iterator[list[int]]:
         """Begin an epoch, as the class says."""
@@ -130,16 +129,6 @@ class BatchSampler:
             pad=self._sharding.pad,
             batch_size=self.batch_size,
         )
-
-
-class _Counted:
-    """Stands for a data set of which only the number of samples is known."""
-
-    def __init__(self, samples: int) -> None:
-        self._samples = samples
-
-    def __len__(self) -> int:
-        return self._samples
 
 
 def _samples(sampler: object) -> int:

@@ -149,6 +149,10 @@ class RankRows:
                 count = -(-count // batch_size) * batch_size
         return cls(length, start, rank, world_size, count)
 
+    def batches(self, batch_size: int, *, drop_last: bool) -> int:
+        """How many batches the rows make, the last of which may be incomplete."""
+        return self.count // batch_size if drop_last else -(-self.count // batch_size)
+
     def positions(self, first: int, last: int) -> I64:
         """Positions in the global order of this rank's rows `first` to `last` - 1; int64 (last - first,)."""
         return self.start + self.rank + self.world_size * np.arange(first, last, dtype=np.int64)
