@@ -17,7 +17,7 @@ from gpupipe.files import read_whole
 from gpupipe.records import Record
 from gpupipe.sources.base import check_index, fingerprint_of, unreadable
 from gpupipe.sources.labels import record_label
-from gpupipe.sources.list_columns import Column, Listed, json_cells, numbers, read_list, texts, typed
+from gpupipe.sources.list_columns import Column, Listed, json_cells, numbers, read_list, typed
 from gpupipe.sources.table import Strings
 
 _INTEGER = re.compile(r"\s*[+-]?[0-9]+\s*")
@@ -197,7 +197,7 @@ def _paths(listed: Listed, name: str) -> Strings:
         row = next(row for row, key in enumerate(keys) if "\0" in key)
         raise listed.bad(row, f"the path {keys[row]!r} has a zero character, which no file name can have")
     # By their hashes, since a set of all paths would take more memory than all else.
-    hashes = np.fromiter(map(hash, texts(keys)), np.int64, len(keys))
+    hashes = np.fromiter(map(hash, keys), np.int64, len(keys))
     order = np.argsort(hashes, kind="stable")
     for place in np.flatnonzero(np.diff(hashes[order]) == 0).tolist():
         first, again = int(order[place]), int(order[place + 1])
@@ -228,7 +228,7 @@ def _by_name(listed: Listed, name: str, classes: list[str] | None) -> tuple[list
         row = next(row for row in range(len(column)) if not _is_text(column[row]))
         raise listed.bad(row, f"the label {column[row]!r} is no name of a class, as classes= says it must be")
     cells = column.values
-    found = set(texts(cells))
+    found = set(cells)
     if "" in found:
         raise listed.bad(list(cells).index(""), "the label is empty")
     if classes is None:
@@ -239,7 +239,7 @@ def _by_name(listed: Listed, name: str, classes: list[str] | None) -> tuple[list
         row = next(row for row, cell in enumerate(cells) if cell in unknown)
         raise listed.bad(row, f"the label {cells[row]!r} is none of classes= ({len(classes)} names)")
     places = {each: number for number, each in enumerate(classes)}
-    return classes, np.fromiter(map(places.__getitem__, texts(cells)), np.int64, len(cells))
+    return classes, np.fromiter(map(places.__getitem__, cells), np.int64, len(cells))
 
 
 def _check_no_numbers(listed: Listed, cells: Strings, found: set[str]) -> None:
@@ -294,9 +294,9 @@ def _numbers_of(listed: Listed, name: str) -> Column:
     cells = listed.columns[name].values
     if not isinstance(cells, Strings):
         return listed.columns[name]
-    integers = all(map(_INTEGER.fullmatch, texts(cells)))
+    integers = all(map(_INTEGER.fullmatch, cells))
     if not integers:
-        row = next((row for row, cell in enumerate(texts(cells)) if not _NUMBER.fullmatch(cell)), None)
+        row = next((row for row, cell in enumerate(cells) if not _NUMBER.fullmatch(cell)), None)
         if row is not None:
             what = f"the label {cells[row]!r} is no number" if cells[row] else "the label is empty"
             raise listed.bad(

@@ -18,6 +18,7 @@ from gpupipe.sources.base import fingerprint_of
 from gpupipe.sources.values import NPZ_DAMAGE
 
 VERSION = 1
+_AT_ONCE = 4096  # strings that are made in one go when all are gone through
 _ARRAYS = ("labels", "offsets", "sizes_bytes", "shapes_px")
 
 
@@ -41,10 +42,13 @@ class Strings(Sequence[str]):
     @classmethod
     def of(cls, strings: Iterable[str]) -> Strings:
         """Pack strings."""
-        parts = [text.encode("utf-8", "surrogateescape") for text in strings]
-        lengths = np.fromiter((len(part) + 1 for part in parts), np.int64, len(parts))
-        parts.append(b"")
-        return cls(b"\0".join(parts), lengths.cumsum() - 1)
+        texts = list(strings)
+        block = "\0".join([*texts, ""]).encode("utf-8", "surrogateescape")
+        ends = np.flatnonzero(np.frombuffer(block, np.uint8) == 0)
+        if len(ends) != len(texts):  # there are zero characters in them
+            lengths = (len(text.encode("utf-8", "surrogateescape")) + 1 for text in texts)
+            ends = np.fromiter(lengths, np.int64, len(texts)).cumsum() - 1
+        return cls(block, ends)
 
     @classmethod
     def joined(cls, parts: Sequence[Strings]) -> Strings:
@@ -67,9 +71,13 @@ class Strings(Sequence[str]):
         return self.block[start : int(self.ends[index])].decode("utf-8", "surrogateescape")
 
     def __iter__(self) -> Iterator[str]:
+        if self.block.count(0) != len(self):  # there are zero characters in them
+            yield from (self[index] for index in range(len(self)))
+            return
         start = 0
-        for end in self.ends.tolist():
-            yield self.block[start:end].decode("utf-8", "surrogateescape")
+        for end in (*self.ends[_AT_ONCE - 1 :: _AT_ONCE].tolist(), len(self.block) - 1):
+            if start <= end:
+                yield from self.block[start:end].decode("utf-8", "surrogateescape").split("\0")
             start = end + 1
 
 
@@ -177,6 +185,8 @@ class Table:
             raise ValueError(f"{records} records with keys of shape {ends.shape}")
         if records and (ends[0] < 0 or ends[-1] != len(self.keys.block) - 1 or (np.diff(ends) < 1).any()):
             raise ValueError("the keys do not fit their positions")
+        if np.frombuffer(self.keys.block, np.uint8)[ends].any():
+            raise ValueError("the keys do not end where it says")
         for name in _ARRAYS:
             array = getattr(self, name)
             if array is not None and len(array) != records:

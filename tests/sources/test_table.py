@@ -49,6 +49,18 @@ def test_strings_joined_equal_a_list(parts):
     assert joined.ends.dtype == np.int64
 
 
+@pytest.mark.parametrize("count", [0, 1, 4095, 4096, 4097, 8192])
+def test_strings_of_several_thousand_equal_a_list(count):
+    texts = ["" if number % 7 == 0 else f"ü{number}" for number in range(count)]
+    assert list(Strings.of(texts)) == texts
+
+
+def test_strings_with_zero_characters_equal_a_list():
+    texts = ["a\0b", "", "\0", "c"]
+    assert list(Strings.of(texts)) == texts
+    assert Strings.of(texts)[2] == "\0"
+
+
 def test_strings_of_a_generator():
     assert list(Strings.of(str(number) for number in range(3))) == ["0", "1", "2"]
 
@@ -213,6 +225,7 @@ ENDS = full().keys.ends
         {"key_ends": ENDS[::-1].copy()},
         {"key_ends": ENDS - 100},
         {"key_ends": ENDS + 1},
+        {"key_ends": np.append(ENDS[:-1] - 1, ENDS[-1])},
         {"key_ends": np.tile(ENDS, (2, 1))},
         {"labels": np.arange(4)},
         {"labels": np.array(3)},
