@@ -58,6 +58,8 @@ def unique_names(keys: Iterable[str]) -> tuple[list[str], list[int]]:
 
 def _unique(wanted: list[str]) -> list[str]:
     by_right = set(wanted)  # a number is no way out where it makes the name of another
+    if len(by_right) == len(wanted):
+        return wanted
     taken: set[str] = set()
     next_number: dict[str, int] = {}
     names = []
