@@ -14,8 +14,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from gpupipe.checks import check_integer
 from gpupipe.decode import rgb
-from gpupipe.errors import ConfigError, DecodeError, RecordError
+from gpupipe.errors import DecodeError, RecordError
 from gpupipe.headers import MAX_PIXELS, Header, name_record, scan_record
 from gpupipe.parallel import in_order, usable_cores
 from gpupipe.progress import progress_bar
@@ -212,19 +213,13 @@ def inspect_source(
     Raises:
         SourceError: It cannot be opened. A record that cannot be read is no error, but listed.
     """
-    if threads is not None and (not isinstance(threads, int) or isinstance(threads, bool) or threads < 1):
-        raise ConfigError(
-            f"threads={threads!r} is not valid: it must be an integer of at least 1",
-            field="threads",
-            value=threads,
-            allowed="an integer of at least 1",
-        )
+    threads = min(8, usable_cores()) if threads is None else check_integer("threads", threads, 1)
     opened = open_source(source)
     try:
         found = in_order(
             lambda index: _look(opened, index, max_pixels, decode=decode),
             range(len(opened)),
-            threads or min(8, usable_cores()),
+            threads,
         )
         tally = _Tally(opened)
         with closing(found), progress_bar(len(opened), "inspecting", show=progress) as count:

@@ -8,11 +8,11 @@ from dataclasses import replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
-import numpy as np
 import torch
 
 from gpupipe import backends
 from gpupipe.backends.base import Backend, Options
+from gpupipe.checks import check_integer
 from gpupipe.collating.columns import IGNORED
 from gpupipe.collating.kinds import Collate
 from gpupipe.errors import ConfigError, StateError
@@ -108,7 +108,7 @@ class Loader:
         options: Options | None = None,
     ) -> None:
         self._recipe = recipe if isinstance(recipe, Recipe) else Recipe.from_torchvision(recipe)
-        self._batch_size = _check_integer("batch_size", batch_size, 1, MAX_BATCH_SIZE)
+        self._batch_size = check_integer("batch_size", batch_size, 1, MAX_BATCH_SIZE)
         self._drop_last = bool(drop_last)
         self._seed = check_seed(seed)
         self._sharding = _check_kind("sharding", sharding, Sharding)
@@ -185,7 +185,7 @@ class Loader:
 
         The restored epoch keeps the restored position; any other starts from its beginning.
         """
-        epoch = _check_integer("epoch", epoch, 0, MAX_EPOCH)
+        epoch = check_integer("epoch", epoch, 0, MAX_EPOCH)
         if epoch != self._epoch or self._begun:
             self._move_to(epoch, 0)
 
@@ -418,15 +418,6 @@ class EpochSampler:
         for first in range(0, rows.count, INDICES_A_TIME):
             indices, _ = order.at(rows.positions(first, min(first + INDICES_A_TIME, rows.count)))
             yield from indices.tolist()
-
-
-def _check_integer(field: str, value: object, least: int, most: int) -> int:
-    if isinstance(value, int | np.integer) and not isinstance(value, bool) and least <= int(value) <= most:
-        return int(value)
-    allowed = f"an integer from {least} to {most}"
-    raise ConfigError(
-        f"{field}={value!r} is not valid: it must be {allowed}", field=field, value=value, allowed=allowed
-    )
 
 
 def _check_kind(field: str, value: Config | None, kind: type[Config]) -> Config:

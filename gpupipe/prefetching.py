@@ -17,6 +17,7 @@ from typing import Any, Generic, TypeVar
 
 import torch
 
+from gpupipe.checks import check_integer
 from gpupipe.errors import BackendError, BackendUnavailable, ConfigError
 from gpupipe.trees import map_tensors
 
@@ -60,14 +61,7 @@ def prefetch(iterable: Iterable[T], device: torch.device | str | None = None, de
     >>> [batch.tolist() for batch in prefetch([torch.ones(1), torch.zeros(1)], "cpu")]
     [[1.0], [0.0]]
     """
-    if not isinstance(depth, int) or isinstance(depth, bool) or depth < 1:
-        raise ConfigError(
-            f"depth={depth!r} is not valid: it must be an integer of at least 1",
-            field="depth",
-            value=depth,
-            allowed="an integer >= 1",
-        )
-    return Prefetched(iterable, _device(device), depth)
+    return Prefetched(iterable, _device(device), check_integer("depth", depth, 1))
 
 
 class Prefetched(Iterable[T]):

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from gpupipe.backends.base import Options
+from gpupipe.checks import check_integer
 from gpupipe.errors import BackendUnavailable, ConfigError
 from gpupipe.loader import Loader
 from gpupipe.measure.usage import MISSING, Tree
@@ -172,9 +173,9 @@ def bench(  # noqa: PLR0913 - what is measured, and how: the options of the comm
     """
     from gpupipe.measure.peers import PEERS, Work
 
+    workers = usable_cores() if workers is None else workers
     for name, value in (("batch_size", batch_size), ("images", images), ("rounds", rounds), ("workers", workers)):
-        if (value is not None or name != "workers") and (not isinstance(value, int) or value < 1):
-            raise ConfigError(f"{name}={value!r} is not valid: it must be an integer of at least 1", field=name)
+        check_integer(name, value, 1)
     unknown = [name for name in against if name not in PEERS]
     if unknown:
         raise ConfigError(
@@ -192,7 +193,7 @@ def bench(  # noqa: PLR0913 - what is measured, and how: the options of the comm
         indices = permutation(len(source), 0)[:images].tolist()
         tell(f"reading {len(indices)} of {len(source)} samples of {source.uri}")
         stored = sum(source[index].size_bytes for index in indices)
-        work = Work(source, indices, recipe or Recipe.train(), batch_size, workers or usable_cores())
+        work = Work(source, indices, recipe or Recipe.train(), batch_size, workers)
         makers: dict[str, Callable[[ExitStack], Any]] = {
             f"gpupipe {spec}": partial(_ours, work, spec) for spec in backends
         }

@@ -10,6 +10,7 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
+from gpupipe.checks import check_integer
 from gpupipe.errors import ConfigError, GpupipeError, RecordError, SourceError
 from gpupipe.files import replacing
 from gpupipe.packing import journal as journals
@@ -88,7 +89,7 @@ def pack(
     options = options or PackOptions()
     check_format(format, options)
     _check_choice("on_error", on_error, ("raise", "skip"))
-    threads = _threads(threads)
+    threads = min(8, usable_cores()) if threads is None else check_integer("threads", threads, 1)
     folder = os.path.abspath(os.path.expanduser(os.fsdecode(dst)))
     opened = open_source(source)
     try:
@@ -352,16 +353,3 @@ def _check_choice(name: str, value: object, allowed: tuple[str, ...]) -> None:
             value=value,
             allowed=allowed,
         )
-
-
-def _threads(threads: int | None) -> int:
-    if threads is None:
-        return min(8, usable_cores())
-    if not isinstance(threads, int) or isinstance(threads, bool) or threads < 1:
-        raise ConfigError(
-            f"threads={threads!r} is not valid: it must be an integer of at least 1",
-            field="threads",
-            value=threads,
-            allowed="an integer of at least 1",
-        )
-    return threads

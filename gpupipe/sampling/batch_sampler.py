@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from gpupipe.checks import check_integer
 from gpupipe.errors import ConfigError
 from gpupipe.rng import check_seed
 from gpupipe.sampling.choose import choose_ordering
@@ -46,14 +47,7 @@ class BatchSampler:
         drop_last: bool = False,
         sharding: Sharding | None = None,
     ) -> None:
-        if not isinstance(batch_size, int) or isinstance(batch_size, bool) or batch_size < 1:
-            raise ConfigError(
-                f"batch_size={batch_size!r} is not valid: it must be an integer of at least 1",
-                field="batch_size",
-                value=batch_size,
-                allowed="an integer >= 1",
-            )
-        self.batch_size, self.drop_last = batch_size, bool(drop_last)
+        self.batch_size, self.drop_last = check_integer("batch_size", batch_size, 1), bool(drop_last)
         self._sharding = sharding or Sharding()
         if self._sharding.pad == "mask":
             raise ConfigError(
@@ -71,7 +65,7 @@ class BatchSampler:
             seed=check_seed(seed),
             sharding=self._sharding,
             ranks=self._ranks,
-            batch_size=batch_size,
+            batch_size=self.batch_size,
         )
         self._epoch, self._start, self._begun = 0, 0, False
 
@@ -84,15 +78,8 @@ class BatchSampler:
                 the steps that were made, not the batches that a DataLoader has asked for ahead of them. Seed, batch
                 size and number of ranks must be those of the run that was interrupted.
         """
-        for name, value in (("epoch", epoch), ("start", start)):
-            if not isinstance(value, int) or isinstance(value, bool) or value < 0:
-                raise ConfigError(
-                    f"{name}={value!r} is not valid: it must be an integer of at least 0",
-                    field=name,
-                    value=value,
-                    allowed="an integer >= 0",
-                )
-        self._epoch, self._start, self._begun = epoch, start, False
+        self._epoch, self._start = check_integer("epoch", epoch, 0), check_integer("start", start, 0)
+        self._begun = False
 
     @property
     def epoch(self) -> int:

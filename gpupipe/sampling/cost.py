@@ -13,6 +13,7 @@ from typing import Literal, Protocol, cast
 import numpy as np
 import numpy.typing as npt
 
+from gpupipe.checks import check_integer
 from gpupipe.errors import ConfigError, RecordError
 from gpupipe.headers import scan_record
 from gpupipe.records import Record
@@ -84,13 +85,7 @@ class CostAware:
                 )
         else:
             object.__setattr__(self, "cost", numbers("cost", self.cost))
-        if not isinstance(self.window, int) or isinstance(self.window, bool) or self.window < 1:
-            raise ConfigError(
-                f"window={self.window!r} is not valid: it must be an integer of at least 1 (batches)",
-                field="window",
-                value=self.window,
-                allowed="an integer >= 1",
-            )
+        object.__setattr__(self, "window", check_integer("window", self.window, 1))
 
 
 class CostOrdering(BatchedOrdering):

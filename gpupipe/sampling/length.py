@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from gpupipe.checks import check_integer
 from gpupipe.errors import ConfigError
 from gpupipe.sampling.batched import BatchedOrdering
 from gpupipe.sampling.orders import I64, Definition, digest
@@ -51,13 +52,7 @@ class LengthBuckets:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "lengths", numbers("lengths", self.lengths))
-        if not isinstance(self.window, int) or isinstance(self.window, bool) or self.window < 1:
-            raise ConfigError(
-                f"window={self.window!r} is not valid: it must be an integer of at least 1 (steps)",
-                field="window",
-                value=self.window,
-                allowed="an integer >= 1",
-            )
+        object.__setattr__(self, "window", check_integer("window", self.window, 1))
         if not isinstance(self.noise, int | float) or isinstance(self.noise, bool) or not 0 <= self.noise < 1:
             raise ConfigError(
                 f"noise={self.noise!r} is not valid: it must be a number of at least 0 and below 1",
