@@ -10,6 +10,7 @@ The layout of a store, a folder, for who writes one:
 
 from __future__ import annotations
 
+import errno
 import math
 import os
 from collections.abc import Mapping, Sequence
@@ -26,6 +27,7 @@ from gpupipe.sources.base import check_index, fingerprint_of, unreadable
 from gpupipe.sources.labels import GivenLabels, given_labels, record_label
 from gpupipe.sources.maps import FileMap
 from gpupipe.sources.table import Table
+from gpupipe.sources.tar_index import Stamp
 from gpupipe.sources.values import KINDS, NPY_DAMAGE, from_bytes
 
 DATA, INDEX = "data.bin", "index.npz"
@@ -136,8 +138,9 @@ def _check_places(offsets: npt.NDArray[np.int64], sizes: npt.NDArray[np.int64], 
 class MemmapStore:
     """Images in one file that is mapped into memory: encoded, or as pixels that need no decoding.
 
-    Data are views of the map: nothing is copied. The file must not be made shorter while it is used: what is gone is
-    an error when a record is read (see `gpupipe.sources.maps`), but ends the process (SIGBUS) if it goes after that.
+    Data are views of the map: nothing is copied. Another file under the same name is an error when it is mapped, and
+    one that was written to is one when a record is read. The file must not be made shorter while it is used: what is
+    gone is such an error, too (see `gpupipe.sources.maps`), but ends the process (SIGBUS) if it goes after that.
 
     Args:
         path: The folder, with ``data.bin`` and ``index.npz``.
@@ -158,11 +161,8 @@ class MemmapStore:
         self.path = os.path.abspath(os.path.expanduser(os.fsdecode(path)))
         self._data_path = os.path.join(self.path, DATA)
         self._table = Table.load(os.path.join(self.path, INDEX))
-        try:
-            self._size_bytes = os.path.getsize(self._data_path)
-        except OSError as error:
-            raise SourceError(f"{self._data_path!r} cannot be opened: {error.strerror}", uri=self.path) from error
-        self._columns = _check_store(self._table, self._size_bytes, self.path)
+        self._stamp = _stamp_of(self._data_path, self.path)
+        self._columns = _check_store(self._table, self._stamp.size_bytes, self.path)
         self._offsets, self._sizes, self._shapes = _arrays(self._table, self.path)
         self.kind: str = self._table.meta["kind"]
         if labels is not None:
@@ -216,8 +216,9 @@ class MemmapStore:
         # Two threads may both map it at first; one map then goes again with its last view.
         mapped = self._map
         if mapped is None:
-            mapped = self._map = _map(self._data_path, self._size_bytes, self.path)
+            mapped = self._map = _map(self._data_path, self._stamp, self.path)
         try:
+            _check_unwritten(mapped, self._stamp)
             return mapped.view(offset, size)
         except OSError as error:
             raise unreadable(
@@ -272,16 +273,37 @@ class MemmapStore:
         return {**self.__dict__, "_map": None}
 
 
-def _map(path: str, size_bytes: int, uri: str) -> FileMap:
-    """A map of a file that must still have this size."""
+def _stamp_of(path: str, uri: str) -> Stamp:
+    try:
+        return Stamp.of(path, os.stat(path))
+    except OSError as error:
+        raise SourceError(f"{path!r} cannot be opened: {error.strerror or error}", uri=uri) from error
+
+
+def _map(path: str, stamp: Stamp, uri: str) -> FileMap:
+    """A map of a file that must still be the one that was opened."""
     try:
         mapped = FileMap(path)
+        fits = stamp.fits(path, mapped.status)
     except OSError as error:
         raise SourceError(f"{path!r} cannot be mapped: {error.strerror or error}", uri=uri) from error
-    found = mapped.status.st_size
-    if found != size_bytes:
-        raise SourceError(f"{path!r} has {found} bytes, and had {size_bytes} when it was opened: open it anew", uri=uri)
+    if not fits:
+        raise SourceError(
+            f"{path!r} has {mapped.status.st_size} bytes, and had {stamp.size_bytes} when it was opened, or other "
+            "ones: open it anew",
+            uri=uri,
+        )
     return mapped
+
+
+def _check_unwritten(mapped: FileMap, stamp: Stamp) -> None:
+    """OSError if other bytes were written into the file that is mapped."""
+    status = mapped.written()
+    if status is None:
+        return
+    if not stamp.fits(os.fspath(mapped.path), status):
+        raise OSError(errno.ESTALE, "the file has become shorter or longer, or was overwritten, since it was opened")
+    mapped.status = status  # only its time is another one
 
 
 class ArrayPair:
@@ -310,7 +332,7 @@ class ArrayPair:
         images = _open_images(self.path)
         self._shape: tuple[int, ...] = images.shape
         self._start, self._in_order = images.offset, bool(images.flags.c_contiguous)
-        self._size_bytes = os.path.getsize(self.path)
+        self._stamp = _stamp_of(self.path, self.path)
         found = _labels_beside(self.path) if labels is None else labels
         self._labels = None if found is None else given_labels(found, len(self), self.path)
         self._map: FileMap | None = None
@@ -329,9 +351,10 @@ class ArrayPair:
     def _pixels(self, index: int) -> Pixels:
         mapped = self._map
         if mapped is None:
-            mapped = self._map = _map(self.path, self._size_bytes, self.path)
+            mapped = self._map = _map(self.path, self._stamp, self.path)
         shape = self._shape[1:]
         try:
+            _check_unwritten(mapped, self._stamp)
             if self._in_order:
                 size = math.prod(shape)
                 return np.frombuffer(mapped.view(self._start + index * size, size), np.uint8).reshape(shape)

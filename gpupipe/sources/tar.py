@@ -83,9 +83,10 @@ class TarShards:
 
     Threads and processes: any number; maps are opened on first use and are not pickled. A shard that is replaced (a
     new file under the same name) is seen when it is mapped, and one that is already mapped stays what it was. A shard
-    that is *shortened in place* while it is mapped is an error on Linux 5.14 and later, unless that happens between
-    the access to a record and its use, which ends the process (SIGBUS) as on other systems; a disk that fails is the
-    same. ``access="read"`` copies instead, and always turns both into errors.
+    that is *overwritten in place* while it is mapped is an error from the next access on; records that are in use then
+    change under the hands of their user. One that is *shortened in place* is an error on Linux 5.14 and later, unless
+    that happens between the access to a record and its use, which ends the process (SIGBUS) as on other systems; a disk
+    that fails is the same. ``access="read"`` copies instead, and always turns all of these into errors.
 
     Args:
         shards: The path of one tar file; a pattern with ``*``, sorted; one with braces, ``train-{000000..000146}.tar``,
@@ -251,7 +252,11 @@ class TarShards:
 
     def _read(self, shard: int, offset: int, size: int) -> Encoded:
         if self._access == "map":
-            return (self._maps.get(shard) or self._map(shard)).view(offset, size)
+            mapped = self._maps.get(shard) or self._map(shard)
+            if (status := mapped.written()) is not None:
+                self._check(shard, status)
+                mapped.status = status  # only its time is another one
+            return mapped.view(offset, size)
         with open(self.shards[shard], "rb", buffering=0) as file:
             self._check(shard, os.fstat(file.fileno()))
             file.seek(offset)

@@ -367,6 +367,48 @@ def test_labels_that_do_not_fit_raise(pair, labels):
     assert error.value.field == "labels"
 
 
+@pytest.mark.parametrize("kind", ["store", "raw_store", "pair"])
+@pytest.mark.parametrize("moment", ["before the first read", "after it", "after closing", "pickled"])
+@pytest.mark.parametrize("how", ["replaced", "overwritten"])
+def test_file_of_the_same_size_with_other_bytes_raises(request, tmp_path, kind, moment, how):
+    """Labels and offsets are those of the old file: its images must not come from another one."""
+    source = open_source(request.getfixturevalue(kind))
+    path = Path(source[0].path)
+    source = open_source(source.uri)
+    if moment != "before the first read":
+        first = bytes(source[0].data)
+    if moment == "after closing":
+        source.close()
+    if moment == "pickled":
+        source = pickle.loads(pickle.dumps(source))
+    before = path.stat()
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    (path if how == "overwritten" else tmp_path / "new").write_bytes(content)
+    if how == "replaced":
+        os.replace(tmp_path / "new", path)
+    os.utime(path, ns=(0, before.st_mtime_ns + 1))  # the clock of a file system may stand still that long
+    if moment == "after it" and how == "replaced":
+        assert bytes(source[0].data) == first  # the old one lives as long as its map
+        return
+    with pytest.raises(SourceError, match=r"since it was opened|when it was opened, or other"):
+        source[0]
+    assert len(bytes(open_source(source.uri)[0].data))
+
+
+@pytest.mark.parametrize("kind", ["store", "raw_store", "pair"])
+def test_file_that_was_touched_or_copied_is_still_the_same(request, tmp_path, kind):
+    source = open_source(request.getfixturevalue(kind))
+    path = Path(source[0].path)
+    data = bytes(source[0].data)
+    os.utime(path, (1, 1))
+    assert bytes(source[0].data) == data
+    source.close()
+    shutil.copyfile(path, tmp_path / "copy")
+    os.replace(tmp_path / "copy", path)
+    assert bytes(source[0].data) == data
+
+
 def test_array_that_changed_its_shape_raises(pair):
     source = ArrayPair(pair)
     np.save(pair, np.zeros((5, 12, 17, 3), np.uint8))
