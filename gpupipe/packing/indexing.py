@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable
 from dataclasses import asdict, dataclass
 
 from gpupipe.errors import ConfigError, SourceError
@@ -64,7 +63,6 @@ def index_target(
     *,
     label: str | None = "cls",
     dali: bool = False,
-    progress: Callable[[str], object] = lambda _: None,
 ) -> Indexed:
     """Index tar shards, or a folder of class folders.
 
@@ -75,7 +73,6 @@ def index_target(
         target: What `TarShards` takes; a folder of ``*.tar``; a folder of class folders; or a pack.
         label: Of tar shards: see `TarShards`.
         dali: Also write the index for DALI's ``fn.readers.webdataset`` beside each shard.
-        progress: Called with the path of each shard before DALI's index is written for it.
 
     Raises:
         ConfigError: Neither shards nor a folder; or `dali` with something that has no shards.
@@ -111,7 +108,6 @@ def index_target(
     shards = find_shards(path)
     written = None if packed else _index_shards(shards, Layout(label=label))
     for shard in shards if dali else ():
-        progress(shard)
         write_dali_index(shard)
     source = TarShards.from_index(os.path.join(path, JOINT)) if packed else TarShards(path, label=label)
     return Indexed(

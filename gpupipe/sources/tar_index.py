@@ -188,7 +188,7 @@ def _head(layout: Layout) -> dict[str, Any]:
     return {"kind": _SIDECAR, "version": VERSION, "layout": _layout_json(layout)}
 
 
-def write_sidecar(shard: str, layout: Layout | None = None, path: str | None = None) -> Table:
+def write_sidecar(shard: str, layout: Layout | None = None) -> Table:
     """Index a shard, and keep the index in a file beside it.
 
     Several processes may do so at once: the file is there wholly or not at all, and all would write the same.
@@ -196,13 +196,12 @@ def write_sidecar(shard: str, layout: Layout | None = None, path: str | None = N
     Args:
         shard: Its path.
         layout: As for `index_shard`.
-        path: Where to write; None is `sidecar_path`.
 
     Raises:
         SourceError: As `index_shard`; or the index cannot be written.
     """
     table = index_shard(shard, layout)
-    table.save(path or sidecar_path(shard, layout))
+    table.save(sidecar_path(shard, layout))
     return table
 
 
