@@ -306,8 +306,8 @@ def _numbers_of(listed: Listed, name: str) -> Column:
             )
     column = numbers(cells, integers=integers)
     if column is None:
-        row = next(row for row, cell in enumerate(cells) if not -(2**63) <= int(cell) < 2**63)
-        raise listed.bad(row, f"the label {cells[row]} (column {name!r}) does not fit 64 bits")
+        row = next(row for row, cell in enumerate(cells) if not _fits_64_bits(cell))
+        raise listed.bad(row, f"the label {cells[row][:50]} (column {name!r}) does not fit 64 bits")
     return column
 
 
@@ -334,6 +334,13 @@ def _is_text(value: Any) -> bool:
     try:
         return isinstance(value, str) and value.encode("utf-8", "surrogateescape") is not None
     except UnicodeEncodeError:
+        return False
+
+
+def _fits_64_bits(integer: str) -> bool:
+    try:
+        return -(2**63) <= int(integer) < 2**63
+    except ValueError:  # Python reads none of more than 4300 digits
         return False
 
 

@@ -290,7 +290,7 @@ def numbers(cells: Strings, *, integers: bool) -> Column | None:
     kind = np.int64 if integers else np.float64
     try:
         return Column("number", np.fromiter(map(read, cells), kind, len(cells)))
-    except OverflowError:
+    except (OverflowError, ValueError):  # Python reads no integers of more than 4300 digits
         return None
 
 
