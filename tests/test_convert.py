@@ -849,7 +849,7 @@ def test_to_torchvision_applies_exif_where_the_recipe_does():
 
 def test_to_torchvision_of_no_step_before_normalize_is_an_error():
     with pytest.raises(TypeError, match="is no step that stands before Normalize"):
-        convert._to_v2(Normalize())
+        convert.to_v2(Normalize())
 
 
 # The same meaning: torchvision's transform, and our plan applied by hand with torchvision's operators

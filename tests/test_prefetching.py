@@ -303,7 +303,11 @@ def test_without_a_device_it_is_the_best_there_is():
 
 
 def run(code, **arguments):
-    code = "import time, torch\nimport gpupipe as gp\n" + textwrap.dedent(code)
+    # A suite that was started in the background ignores Ctrl-C, and so would its children.
+    first = (
+        "import signal, time, torch\nsignal.signal(signal.SIGINT, signal.default_int_handler)\nimport gpupipe as gp\n"
+    )
+    code = first + textwrap.dedent(code)
     return subprocess.Popen(
         [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **arguments
     )
