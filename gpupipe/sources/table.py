@@ -191,3 +191,7 @@ class Table:
             array = getattr(self, name)
             if array is not None and len(array) != records:
                 raise ValueError(f"{records} records with {name} of shape {array.shape}")
+        for name, shape in (("offsets", ()), ("sizes_bytes", ()), ("shapes_px", (2,))):
+            array = getattr(self, name)
+            if array is not None and (array.shape[1:] != shape or array.dtype.kind != "i"):
+                raise ValueError(f"{name} of {array.dtype} and shape {array.shape}")

@@ -218,7 +218,7 @@ def read_sidecar(path: str, shard: str, layout: Layout) -> Table | None:
         if not Stamp(**meta["stamp"]).fits(shard, status):
             return None
         _check_table(table, np.asarray([0, len(table)]), [status.st_size])
-    except (SourceError, OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (SourceError, OSError, ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
         _log.warning("the index %s is not usable and is made anew: %s", path, error)
         return None
     return table

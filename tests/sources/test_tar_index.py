@@ -376,7 +376,7 @@ def test_join_tables_is_plain_json_and_arrays(tmp_path):
 
 def test_read_joint_of_something_else_raises(tmp_path):
     [path] = write_shards(tmp_path, shards=1)
-    write_sidecar(str(path), path=str(tmp_path / JOINT))
+    write_sidecar(str(path)).save(tmp_path / JOINT)
     with pytest.raises(SourceError, match="no index of tar shards"):
         read_joint(str(tmp_path / JOINT))
     Table(keys=Strings.of(["a"])).save(tmp_path / JOINT)
