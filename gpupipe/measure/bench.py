@@ -7,7 +7,7 @@ import os
 import platform
 import time
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from importlib import metadata
@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from gpupipe.backends import choose
 from gpupipe.backends.base import Options
 from gpupipe.checks import check_integer
 from gpupipe.errors import BackendUnavailable, ConfigError
@@ -135,6 +136,7 @@ class BenchReport:
 
         Raises:
             BackendUnavailable: matplotlib is not installed.
+            SourceError: It cannot be written.
         """
         from gpupipe.measure.plot import plot_bench
 
@@ -184,6 +186,12 @@ def bench(  # noqa: PLR0913 - what is measured, and how: the options of the comm
             value=unknown[0],
             allowed=tuple(PEERS),
         )
+    if not backends and not against:
+        raise ConfigError("there is nothing to measure: name a backend, or a peer to be against", field="backends")
+    for spec in backends:
+        name, _, device = spec.partition(":")
+        with suppress(BackendUnavailable):  # listed in `missing`
+            choose(name, device or None)
     tell: Say = say or (lambda _: None)
     tree = Tree()
     with ExitStack() as stack:

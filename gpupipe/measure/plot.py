@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from gpupipe.errors import BackendUnavailable
+from gpupipe.errors import BackendUnavailable, SourceError
 
 if TYPE_CHECKING:
     from gpupipe.measure.bench import BenchReport
@@ -21,6 +21,7 @@ def plot_bench(report: BenchReport, path: Path) -> Path:
 
     Raises:
         BackendUnavailable: matplotlib is not installed.
+        SourceError: The picture cannot be written there, or not in the format that its name ends in.
     """
     figure_class = _matplotlib()
     figure = figure_class(figsize=(11, 4.6), layout="constrained")
@@ -43,7 +44,11 @@ def plot_bench(report: BenchReport, path: Path) -> Path:
         between.bar_label(bars, fmt="%.0f", fontsize="x-small")
     between.set_xticks(places + 0.4 - width / 2, shares)
     between.set(ylabel="ms from batch to batch", title="percentiles of the time between batches")
-    figure.savefig(path, dpi=120)
+    try:
+        figure.savefig(path, dpi=120)
+    except (OSError, ValueError) as error:  # the latter says which formats there are
+        why = (error.strerror if isinstance(error, OSError) else None) or str(error)
+        raise SourceError(f"cannot write the picture to {path}: {why}", uri=str(path)) from error
     return path
 
 

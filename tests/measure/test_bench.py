@@ -1,6 +1,7 @@
 """gpupipe bench: who takes part, what comes out, and what is said of those who cannot."""
 
 import json
+import sys
 
 import numpy as np
 import pytest
@@ -130,11 +131,16 @@ def test_bench_closes_what_it_opened_alone(image_folder, monkeypatch):
     closed = []
     monkeypatch.setattr(ImageFolder, "close", lambda self: closed.append(self))
     given = open_source(image_folder)
-    with pytest.raises(ConfigError, match="zip"):
-        short(given, backends=("zip",))
+
+    def broken(*_):
+        raise ConfigError("broken")
+
+    monkeypatch.setattr(sys.modules["gpupipe.measure.bench"], "_run", broken)
+    with pytest.raises(ConfigError, match="broken"):
+        short(given, backends=("torchvision",))
     assert closed == []
-    with pytest.raises(ConfigError, match="zip"):
-        short(image_folder, backends=("zip",))
+    with pytest.raises(ConfigError, match="broken"):
+        short(image_folder, backends=("torchvision",))
     assert len(closed) == 1
 
 
@@ -154,6 +160,8 @@ def test_bench_without_psutil_says_so(image_folder, monkeypatch):
         ({"workers": 0}, "workers=0"),
         ({"against": ("ffcv",)}, "against='ffcv' is not known: there are torchvision"),
         ({"backends": ("cuda",)}, "cuda"),
+        ({"backends": ()}, "nothing to measure"),
+        ({"backends": ("torchvision", "numbah"), "against": ("torchvision",)}, "backend='numbah' is not valid"),
     ],
 )
 def test_bench_with_wrong_argument_raises(image_folder, wrong, said):
@@ -180,3 +188,7 @@ def test_bench_command_prints_and_draws(image_folder, tmp_path, capsys):
     assert json.loads(capsys.readouterr().out)["images"] == 6
     assert main([*common, "--against", "nothing"]) == 2
     assert capsys.readouterr().err.count("\n") == 1
+    (tmp_path / "folder.png").mkdir()
+    for place in (tmp_path / "folder.png", tmp_path / "none" / "x.png", tmp_path / "x.foo"):
+        assert main([*common, "--against", "", "--plot", str(place)]) == 2
+        assert capsys.readouterr().err.splitlines()[-1].startswith(f"gpupipe: cannot write the picture to {place}: ")
