@@ -6,6 +6,7 @@ import glob
 import importlib
 import os
 import re
+import stat
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, cast
@@ -107,6 +108,7 @@ def _open_path(path: str, format: str | None, options: dict[str, Any]) -> Source
             value=format,
             allowed=tuple(_FORMATS),
         )
+    _check_path(path)
     for name, each in _FORMATS.items():
         if format == name or (format is None and each.accepts(path)):
             return _call(each.module, each.opener, path, options)
@@ -121,6 +123,18 @@ def _open_path(path: str, format: str | None, options: dict[str, Any]) -> Source
         value=path,
         allowed=_supported(),
     )
+
+
+def _check_path(path: str) -> None:
+    if "\0" in path:
+        raise SourceError(f"there is no {path!r}: names of files hold no zero bytes", uri=path)
+    try:
+        mode = os.stat(path).st_mode
+    except OSError:  # a pattern, perhaps; whatever opens it says what is wrong
+        return
+    if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
+        # Opening a pipe that nobody writes to would wait for ever.
+        raise SourceError(f"{path!r} is neither a file nor a folder: copy what it gives into a file", uri=path)
 
 
 def _call(module: str, opener: str, target: object, options: dict[str, Any]) -> Source:

@@ -1,5 +1,7 @@
 """open_source picks the right source, or says what there is."""
 
+import os
+
 import pytest
 
 from gpupipe.errors import ConfigError, SourceError
@@ -67,6 +69,22 @@ def test_open_source_of_a_file_raises_config_error(tmp_path):
     path.write_text("")
     with pytest.raises(ConfigError, match=r"list\.xyz"):
         open_source(path)
+
+
+@pytest.mark.parametrize("name", ["x.tar", "x.csv", "x.jsonl", "images.npy", "x.lmdb", "x"])
+@pytest.mark.parametrize("format", [None, "list", "npy", "packed"])
+def test_open_source_of_a_pipe_raises_and_does_not_wait_for_a_writer(tmp_path, name, format):
+    if not hasattr(os, "mkfifo"):
+        pytest.skip("there are no named pipes here")
+    os.mkfifo(tmp_path / name)
+    with pytest.raises(SourceError, match="neither a file nor a folder: copy"):
+        open_source(tmp_path / name, format=format)
+
+
+@pytest.mark.parametrize("name", ["a\0b", "a\0.csv", "a\0.tar", "\0.npy"])
+def test_open_source_of_a_name_with_a_zero_byte_raises_source_error(name):
+    with pytest.raises(SourceError, match=r"there is no .*\\x00"):
+        open_source(name)
 
 
 def test_open_source_of_a_folder_with_some_manifest_says_how_to_open_it(tmp_path):
