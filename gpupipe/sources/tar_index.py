@@ -51,8 +51,9 @@ class Stamp:
 
     The size and the time of the last change; where that time differs, as it does in a copy, a digest of the first and
     last 64 KiB decides. So an ordinary opening reads nothing of a shard, and copying a data set with its indexes does
-    not make them worthless. What this does not see: other bytes of the same size under the old time, and a copy that
-    differs in the middle alone.
+    not make them worthless. What this does not see: other bytes of the same size under the old time, and other bytes in
+    the middle alone, such as corrected labels. So an index beside a shard is also passed over where the shard has
+    another time than it says and is newer than the index itself.
 
     Attributes:
         size_bytes: Of the shard.
@@ -215,13 +216,19 @@ def read_sidecar(path: str, shard: str, layout: Layout) -> Table | None:
         meta = table.meta
         if any(meta.get(name) != value for name, value in _head(layout).items()):
             return None
-        if not Stamp(**meta["stamp"]).fits(shard, status):
+        stamp = Stamp(**meta["stamp"])
+        if not stamp.fits(shard, status) or _written_since(stamp, status, path):
             return None
         _check_table(table, np.asarray([0, len(table)]), [status.st_size])
     except (SourceError, OSError, ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
         _log.warning("the index %s is not usable and is made anew: %s", path, error)
         return None
     return table
+
+
+def _written_since(stamp: Stamp, status: os.stat_result, index: str) -> bool:
+    """Whether a shard may have been written after its index was."""
+    return status.st_mtime_ns != stamp.mtime_ns and status.st_mtime_ns > os.stat(index).st_mtime_ns
 
 
 def _check_table(table: Table, starts: npt.NDArray[np.int64], sizes_bytes: Sequence[int]) -> None:
@@ -500,7 +507,10 @@ def open_shards(shards: list[str], layout: Layout | None = None, cache_dir: str 
         except SourceError as error:
             _log.info("%s is not used: %s", path, error)
             continue
-        if opened[1] == shards and layout_of(opened[0]) == layout:
+        stamps = zip(stamps_of(opened[0]), opened[2], strict=True)
+        if any(_written_since(stamp, status, path) for stamp, status in stamps):
+            _log.info("%s is not used: a shard is newer", path)
+        elif opened[1] == shards and layout_of(opened[0]) == layout:
             return opened
     statuses = [status_of(shard) for shard in shards]
     joint = join_tables(shards, load_tables(shards, layout, cache_dir))

@@ -106,6 +106,37 @@ def test_index_of_a_changed_shard_is_made_anew(tmp_path, counted):
     assert len(counted) == 3
 
 
+@pytest.mark.parametrize("joint", [False, True])
+def test_index_of_a_shard_with_labels_corrected_in_its_middle_is_made_anew(tmp_path, joint):
+    """Size and both ends are as before."""
+
+    def write(shard, label):
+        number = shard * 100
+        filler = (f"{number}.bin", b"x" * 100_000)
+        return write_tar(
+            tmp_path / f"{shard}.tar",
+            *sample(f"{number}", 1, filler),
+            *sample(f"{number + 1}", label),
+            *sample(f"{number + 2}", 1, (f"{number + 2}.bin", b"x" * 100_000)),
+        )
+
+    for shard in range(2):
+        path = write(shard, 3)
+    shards = [str(tmp_path / f"{shard}.tar") for shard in range(2)]
+    if joint:
+        join_tables(shards, load_tables(shards)).save(tmp_path / JOINT)
+    assert TarShards(tmp_path).labels.tolist() == [1, 3, 1] * 2
+    for each in tmp_path.iterdir():  # an index of yesterday
+        os.utime(each, (each.stat().st_mtime - 86_400,) * 2)
+    for shard, table in zip(shards, load_tables(shards), strict=True):
+        os.utime(shard, ns=(0, table.meta["stamp"]["mtime_ns"]))
+    before = path.stat()
+    write(1, 5)
+    assert path.stat().st_size == before.st_size
+    assert TarShards(tmp_path).labels.tolist() == [1, 3, 1, 1, 5, 1]
+    assert TarShards(path).labels.tolist() == [1, 5, 1]
+
+
 def test_index_goes_along_with_a_copy(tmp_path, counted):
     [path] = write_shards(tmp_path, shards=1)
     TarShards(path)
