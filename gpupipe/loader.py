@@ -123,6 +123,7 @@ class Loader:
         self._options = _check_kind("options", options, Options)
         self._choice = backends.choose(backend, device)
         self._source = open_source(source)
+        self._opened = self._source is not source  # what was handed in is not closed
         if len(self._source) == 0:
             raise ConfigError(f"{self._source.uri} has no samples", field="source", value=self._source.uri)
         self._fields = Fields(fields, self._source, collate, self._choice.device)
@@ -190,11 +191,16 @@ class Loader:
             self._move_to(epoch, 0)
 
     def close(self) -> None:
-        """Stop all background work and free what the backend holds. Idempotent."""
+        """Stop all background work and free what the backend holds. Idempotent.
+
+        A source that was opened here, rather than handed in, is closed, too; a later access opens its files again.
+        """
         self._closed = True
         self._end_iteration()
         if self._release is not None:
             self._release()
+        if self._opened:
+            self._source.close()
 
     def __enter__(self) -> Loader:
         return self

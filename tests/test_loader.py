@@ -1,6 +1,7 @@
 """The loader on its own: order, epochs, ends, errors. What the pixels are is the backends' tests' business."""
 
 import gc
+import os
 import subprocess
 import sys
 import textwrap
@@ -405,6 +406,31 @@ def test_close_is_idempotent_and_ends_iteration(make):
     with pytest.raises(StateError, match="closed"):
         iter(loader)
     assert loader.state_dict()["delivered"] == 4
+
+
+@pytest.mark.skipif(not os.path.isdir("/proc/self/fd"), reason="descriptors are counted in /proc")
+def test_close_closes_the_source_that_was_opened_here_alone(image_folder, tmp_path):
+    pytest.importorskip("lmdb", reason="lmdb is not installed")
+    gp.pack(image_folder, tmp_path / "packed", format="lmdb")
+
+    def held():
+        place = str(tmp_path / "packed" / "data.mdb")
+        return sum(os.path.realpath(f"/proc/self/fd/{number}") == place for number in os.listdir("/proc/self/fd"))
+
+    def closed_loader(source):
+        with gp.Loader(source, RECIPE, batch_size=4, backend="torchvision") as loader:
+            next(iter(loader))
+        return loader
+
+    loader = closed_loader(tmp_path / "packed")
+    assert held() == 0
+    assert loader.dataset[0].key
+    loader.dataset.close()
+    source = gp.open_source(tmp_path / "packed")
+    closed_loader(source)
+    assert held() == 1
+    source.close()
+    assert held() == 0
 
 
 def gpupipe_threads():
