@@ -73,11 +73,24 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("gpupipe: interrupted", file=sys.stderr)
         return INTERRUPTED
+    except FileNotFoundError:
+        if _is_somewhere():
+            raise
+        print("gpupipe: the folder that this was started in is gone: change to another one", file=sys.stderr)
+        return ERROR
     except BrokenPipeError:
         # `gpupipe ... | head` has seen enough. The interpreter flushes stdout once more at its end: into nothing.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return BROKEN_PIPE
     return status
+
+
+def _is_somewhere() -> bool:
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        return False
+    return True
 
 
 def _parser() -> argparse.ArgumentParser:

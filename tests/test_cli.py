@@ -1,6 +1,7 @@
 """The command: what it prints, where, and its exit status."""
 
 import json
+import os
 import subprocess
 import sys
 
@@ -180,6 +181,20 @@ def test_main_error_that_is_a_bug_keeps_its_traceback(monkeypatch):
     monkeypatch.setitem(cli._COMMANDS, "fail", cli._Command("fails", (), fail))
     with pytest.raises(ZeroDivisionError):
         cli.main(["fail"])
+
+
+@pytest.mark.skipif(os.name != "posix", reason="only there can a folder be removed while someone is in it")
+def test_main_in_a_folder_that_is_gone_is_one_line_and_status_2(tmp_path):
+    code = "import os, sys; from gpupipe.cli import main; os.mkdir('gone'); os.chdir('gone'); os.rmdir('../gone')"
+    for arguments in (["inspect", "x"], ["pack", "x", "y"], ["index", "x.tar"]):
+        found = subprocess.run(
+            [sys.executable, "-c", f"{code}; sys.exit(main({arguments!r}))"],
+            capture_output=True,
+            text=True,
+            cwd=tmp_path,
+        )
+        assert found.returncode == 2, found.stderr
+        assert found.stderr == "gpupipe: the folder that this was started in is gone: change to another one\n"
 
 
 def test_main_reader_that_leaves_is_no_traceback():

@@ -86,7 +86,14 @@ def pack(
         SourceError: The source cannot be opened, or `dst` not be written, or something read back is not as it was
             written.
     """
-    options = options or PackOptions()
+    options = PackOptions() if options is None else options
+    if not isinstance(options, PackOptions):
+        raise ConfigError(
+            f"options={options!r} is not valid: it must be gpupipe.PackOptions(...) or None",
+            field="options",
+            value=options,
+            allowed=PackOptions,
+        )
     check_format(format, options)
     _check_choice("on_error", on_error, ("raise", "skip"))
     threads = min(8, usable_cores()) if threads is None else check_integer("threads", threads, 1)

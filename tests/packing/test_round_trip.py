@@ -413,6 +413,8 @@ def test_options_that_cannot_work_raise(options, says):
         ({"options": PackOptions(raw=True)}, "only format='memmap'"),
         ({"on_error": "ignore"}, "'raise', 'skip'"),
         ({"threads": 0}, "threads=0"),
+        ({"options": {}}, r"options=\{\} is not valid: it must be gpupipe.PackOptions"),
+        ({"options": {"shuffle": 1}}, r"it must be gpupipe.PackOptions"),
     ],
 )
 def test_pack_with_wrong_arguments_writes_nothing(tmp_path, image_folder, arguments, says):
