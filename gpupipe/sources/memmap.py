@@ -26,8 +26,8 @@ from gpupipe.records import Encoded, Pixels, Record
 from gpupipe.sources.base import check_index, fingerprint_of, unreadable
 from gpupipe.sources.labels import GivenLabels, given_labels, record_label
 from gpupipe.sources.maps import FileMap
+from gpupipe.sources.stamps import Stamp
 from gpupipe.sources.table import Table
-from gpupipe.sources.tar_index import Stamp
 from gpupipe.sources.values import KINDS, NPY_DAMAGE, from_bytes
 
 DATA, INDEX = "data.bin", "index.npz"
@@ -139,7 +139,8 @@ class MemmapStore:
     """Images in one file that is mapped into memory: encoded, or as pixels that need no decoding.
 
     Data are views of the map: nothing is copied. Another file under the same name is an error when it is mapped, and
-    one that was written to is one when a record is read. The file must not be made shorter while it is used: what is
+    one that was written to is one when a record is read, unless size and ends stay what they were (see
+    `gpupipe.sources.stamps`). The file must not be made shorter while it is used: what is
     gone is such an error, too (see `gpupipe.sources.maps`), but ends the process (SIGBUS) if it goes after that.
 
     Args:

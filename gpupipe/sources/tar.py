@@ -25,8 +25,9 @@ from gpupipe.sources.base import check_index, fingerprint_of, unreadable
 from gpupipe.sources.braces import expand_braces
 from gpupipe.sources.labels import parse_label, record_label
 from gpupipe.sources.maps import FileMap
+from gpupipe.sources.stamps import Stamp
 from gpupipe.sources.table import Table
-from gpupipe.sources.tar_index import Stamp, layout_of, open_shards, read_joint, relative_names, stamps_of
+from gpupipe.sources.tar_index import layout_of, open_shards, read_joint, relative_names, stamps_of
 from gpupipe.sources.tar_samples import IMAGES, Layout, shorten
 from gpupipe.sources.values import read_npy
 
@@ -83,10 +84,11 @@ class TarShards:
 
     Threads and processes: any number; maps are opened on first use and are not pickled. A shard that is replaced (a
     new file under the same name) is seen when it is mapped, and one that is already mapped stays what it was. A shard
-    that is *overwritten in place* while it is mapped is an error from the next access on; records that are in use then
-    change under the hands of their user. One that is *shortened in place* is an error on Linux 5.14 and later, unless
-    that happens between the access to a record and its use, which ends the process (SIGBUS) as on other systems; a disk
-    that fails is the same. ``access="read"`` copies instead, and always turns all of these into errors.
+    that is *overwritten in place* while it is mapped is an error from the next access on, unless size and ends stay
+    what they were (see `gpupipe.sources.stamps`); records that are in use then change under the hands of their user.
+    One that is *shortened in place* is an error on Linux 5.14 and later, unless that happens between the access to a
+    record and its use, which ends the process (SIGBUS) as on other systems; a disk that fails is the same.
+    ``access="read"`` copies instead, and turns both of these into errors.
 
     Args:
         shards: The path of one tar file; a pattern with ``*``, sorted; one with braces, ``train-{000000..000146}.tar``,

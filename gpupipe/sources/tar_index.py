@@ -20,7 +20,7 @@ import sys
 import time
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from typing import Any
 
 import numpy as np
@@ -30,6 +30,7 @@ from gpupipe.errors import SourceError
 from gpupipe.parallel import usable_cores
 from gpupipe.sources.dali_index import list_by_dali_index
 from gpupipe.sources.maps import FileMap
+from gpupipe.sources.stamps import Stamp
 from gpupipe.sources.table import Strings, Table
 from gpupipe.sources.tar_members import list_members
 from gpupipe.sources.tar_samples import Layout, samples_of
@@ -39,54 +40,9 @@ VERSION = 1
 
 _log = logging.getLogger(__name__)
 _SIDECAR, _JOINT = "tar shard", "tar shards"
-_ENDS_BYTES = 1 << 16
 # How long indexing has to take for further processes to be started, each of which needs 0.3 s to begin.
 _PROCESSES_FROM_S = 3.0
 _JOIN_FROM_SHARDS = 32
-
-
-@dataclass(frozen=True, slots=True)
-class Stamp:
-    """What an index knows its shard by.
-
-    The size and the time of the last change; where that time differs, as it does in a copy, a digest of the first and
-    last 64 KiB decides. So an ordinary opening reads nothing of a shard, and copying a data set with its indexes does
-    not make them worthless. What this does not see: other bytes of the same size under the old time, and other bytes in
-    the middle alone, such as corrected labels. So an index beside a shard is also passed over where the shard has
-    another time than it says and is newer than the index itself.
-
-    Attributes:
-        size_bytes: Of the shard.
-        mtime_ns: Time of its last change.
-        digest: SHA-256 of its two ends, hexadecimal.
-    """
-
-    size_bytes: int
-    mtime_ns: int
-    digest: str
-
-    @classmethod
-    def of(cls, shard: str, status: os.stat_result) -> Stamp:
-        """That of a shard."""
-        return cls(status.st_size, status.st_mtime_ns, _digest(shard, status.st_size))
-
-    def fits(self, shard: str, status: os.stat_result) -> bool:
-        """Whether the shard is still the one it was made of."""
-        if status.st_size != self.size_bytes:
-            return False
-        return status.st_mtime_ns == self.mtime_ns or _digest(shard, status.st_size) == self.digest
-
-
-def _digest(shard: str, size: int) -> str:
-    digest = hashlib.sha256()
-    try:
-        with open(shard, "rb") as file:
-            digest.update(file.read(_ENDS_BYTES))
-            file.seek(max(0, size - _ENDS_BYTES))
-            digest.update(file.read(_ENDS_BYTES))
-    except OSError as error:
-        raise SourceError(f"the tar shard {shard!r} cannot be read: {error.strerror or error}", uri=shard) from error
-    return digest.hexdigest()
 
 
 def sidecar_path(shard: str, layout: Layout | None = None) -> str:

@@ -17,11 +17,12 @@ import pytest
 
 import gpupipe.sources.tar_index as index_module
 from gpupipe.errors import SourceError
+from gpupipe.sources import stamps
+from gpupipe.sources.stamps import Stamp
 from gpupipe.sources.table import Strings, Table
 from gpupipe.sources.tar import TarShards
 from gpupipe.sources.tar_index import (
     JOINT,
-    Stamp,
     cached_path,
     default_cache,
     index_shard,
@@ -441,7 +442,7 @@ def test_read_joint_whose_shard_cannot_be_read_raises(tmp_path, monkeypatch):
             raise PermissionError(errno.EACCES, "Permission denied", name)
         return open(name, *arguments, **named)
 
-    monkeypatch.setattr(index_module, "open", refused, raising=False)
+    monkeypatch.setattr(stamps, "open", refused, raising=False)
     with pytest.raises(SourceError, match=r"cannot be read: Permission denied"):
         read_joint(path)
 
