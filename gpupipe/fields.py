@@ -127,6 +127,8 @@ class Fields:
             labels[row] = known[batch.records[row].index]  # type: ignore[index]
         absent = batch.unread if known is None else frozenset()
         for row, label in enumerate(labels):
+            if isinstance(label, np.ndarray | torch.Tensor) and label.ndim == 0 and isinstance(label.item(), int):
+                label = label.item()
             if isinstance(label, int | np.integer | np.bool_):  # bool is an int
                 labels[row] = IGNORED if row in batch.ignored else int(label)
         return labels, absent

@@ -179,6 +179,25 @@ def test_ignored_rows_that_cannot_be_read_have_blank_columns():
     assert rows[3][0] == "nr 3"
 
 
+class Unknown(Mixed):
+    """Only its records know their labels."""
+
+    labels = None
+
+
+@pytest.mark.parametrize("label", [torch.tensor, np.array, np.int16, np.uint8])
+def test_ignored_rows_of_integers_in_any_shape_are_labelled_minus_100(label):
+    rows, _ = epoch(Unknown(label=label), on_error="ignore")
+    assert [int(found) for _, found, _, _ in rows] == [-100 if row in BAD else row % 5 for row in range(24)]
+    assert {found.dtype for _, found, _, _ in rows} == {torch.int64}
+
+
+def test_ignored_rows_of_data_without_labels_have_none():
+    rows, errors = epoch(Unknown(label=lambda _: None), on_error="ignore")
+    assert [found for _, found, _, _ in rows] == [None] * 24
+    assert len(errors) == len(BAD)
+
+
 def test_batch_of_nothing_but_unreadable_records_can_be_ignored():
     bad = dict.fromkeys(range(5, 10), "missing")
     rows, _ = epoch(Mixed(bad=bad), on_error="ignore", fields=("label", "caption", "valid"))

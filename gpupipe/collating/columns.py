@@ -154,9 +154,10 @@ def filled(column: Column) -> Sequence[Any]:
     """The values of a column, with something of the others' kind in rows that nobody could read."""
     if not column.absent:
         return column.values
-    some = next((value for row, value in enumerate(column.values) if row not in column.absent), None)
+    there = (value for row, value in enumerate(column.values) if row not in column.absent)
+    some = next(there, IGNORED)
     blank: Any = None
-    if some is None or (_kind(some) == "an integer" and not isinstance(some, bool | np.bool_)):
+    if _kind(some) == "an integer" and not isinstance(some, bool | np.bool_):
         blank = IGNORED
     elif isinstance(some, bool | np.bool_):
         blank = False
