@@ -17,9 +17,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
-
 from gpupipe.errors import ConfigError, RecordError, SourceError
 from gpupipe.records import Encoded, Record
 from gpupipe.sources.base import check_index
@@ -27,6 +24,7 @@ from gpupipe.sources.labels import GivenLabels, given_labels, record_label
 from gpupipe.sources.lmdb_environment import Environment, environment, no_fork
 from gpupipe.sources.lmdb_listing import beside, list_environment
 from gpupipe.sources.table import Table
+from gpupipe.sources.tabled import TabledSource
 from gpupipe.sources.values import from_bytes, to_bytes
 
 PACKED = "gpupipe lmdb"
@@ -109,7 +107,7 @@ def write_index(
 # --- the source ---
 
 
-class LmdbSource:
+class LmdbSource(TabledSource):
     """Encoded images in an LMDB environment.
 
     An environment that gpupipe packed has an index: keys, labels, columns and classes are known. In any other one, the
@@ -164,7 +162,6 @@ class LmdbSource:
             raise SourceError(f"the labels in {self.path!r} cannot be used: {problem}. Give labels=", uri=self.path)
         if labels is not None:
             self._table = replace(self._table, labels=given_labels(labels, len(self), self.path))
-        self._labels = self._table.labels
         self._columns = self._chosen(columns)
         self.classes: list[str] | None = self._table.meta.get("classes") if labels is None else None
 
@@ -186,9 +183,6 @@ class LmdbSource:
     def __repr__(self) -> str:
         return f"LmdbSource({self.path!r}: {len(self)} images)"
 
-    def __len__(self) -> int:
-        return len(self._table)
-
     def __getitem__(self, index: int) -> Record:
         index = check_index(index, len(self))
         key = self._table.keys[index]
@@ -208,7 +202,7 @@ class LmdbSource:
                 columns[name] = None if value is None else from_bytes(value, kind)
             except ValueError as error:
                 raise self._bad(f"column {name!r} is no {kind}: {error}", index) from error
-        label = record_label(self._labels, index)
+        label = record_label(self._table.labels, index)
         return Record(data=data, label=label, index=index, key=key, path=self.path, columns=columns)
 
     def _column_key(self, key: str, column: str) -> bytes:
@@ -239,40 +233,6 @@ class LmdbSource:
         if held is None or held.process != os.getpid():
             held = self._held = environment(self.path)
         return held.handle
-
-    def key(self, index: int) -> str:
-        """The key of a record, without reading it."""
-        return self._table.keys[check_index(index, len(self))]
-
-    @property
-    def uri(self) -> str:
-        """The absolute path of the environment."""
-        return self.path
-
-    @property
-    def columns(self) -> tuple[str, ...]:
-        """Names of the columns."""
-        return tuple(self._columns)
-
-    @property
-    def labels(self) -> npt.NDArray[Any] | None:
-        """The labels, (n, ...), in a new array; None where there are none."""
-        return None if self._labels is None else self._labels.copy()
-
-    @property
-    def sizes_bytes(self) -> npt.NDArray[np.int64] | None:
-        """Bytes of each image, int64 (n,)."""
-        return self._table.sizes_bytes
-
-    @property
-    def shapes_px(self) -> npt.NDArray[np.int32] | None:
-        """Height and width of each image, int32 (n, 2), as far as the packer knew them."""
-        return self._table.shapes_px
-
-    @property
-    def fingerprint(self) -> str:
-        """A hash of the keys and labels in their order."""
-        return self._table.fingerprint
 
     def close(self) -> None:
         """Let go of the environment, which closes once no other source and no read uses it."""

@@ -28,6 +28,7 @@ from gpupipe.sources.labels import GivenLabels, given_labels, record_label
 from gpupipe.sources.maps import FileMap
 from gpupipe.sources.stamps import Stamp
 from gpupipe.sources.table import Table
+from gpupipe.sources.tabled import TabledSource
 from gpupipe.sources.values import KINDS, NPY_DAMAGE, from_bytes
 
 DATA, INDEX = "data.bin", "index.npz"
@@ -135,7 +136,7 @@ def _check_places(offsets: npt.NDArray[np.int64], sizes: npt.NDArray[np.int64], 
 # --- the sources ---
 
 
-class MemmapStore:
+class MemmapStore(TabledSource):
     """Images in one file that is mapped into memory: encoded, or as pixels that need no decoding.
 
     Data are views of the map: nothing is copied. Another file under the same name is an error when it is mapped, and
@@ -168,15 +169,11 @@ class MemmapStore:
         self.kind: str = self._table.meta["kind"]
         if labels is not None:
             self._table = replace(self._table, labels=given_labels(labels, len(self), self.path))
-        self._labels = self._table.labels
         self.classes: list[str] | None = self._table.meta.get("classes") if labels is None else None
         self._map: FileMap | None = None
 
     def __repr__(self) -> str:
         return f"MemmapStore({self.path!r}: {len(self)} images, {self.kind})"
-
-    def __len__(self) -> int:
-        return len(self._table)
 
     def __getitem__(self, index: int) -> Record:
         index = check_index(index, len(self))
@@ -186,7 +183,7 @@ class MemmapStore:
             data = np.frombuffer(data, np.uint8).reshape(height, width, 3)
         return Record(
             data=data,
-            label=record_label(self._labels, index),
+            label=record_label(self._table.labels, index),
             index=index,
             key=self._table.keys[index],
             path=self._data_path,
@@ -231,40 +228,6 @@ class MemmapStore:
                 path=self._data_path,
                 offset=offset,
             ) from error
-
-    def key(self, index: int) -> str:
-        """The key of a record, without reading it."""
-        return self._table.keys[check_index(index, len(self))]
-
-    @property
-    def uri(self) -> str:
-        """The absolute path of the folder."""
-        return self.path
-
-    @property
-    def columns(self) -> tuple[str, ...]:
-        """Names of the columns."""
-        return tuple(self._columns)
-
-    @property
-    def labels(self) -> npt.NDArray[Any] | None:
-        """The labels, (n, ...), in a new array; None where there are none."""
-        return None if self._labels is None else self._labels.copy()
-
-    @property
-    def sizes_bytes(self) -> npt.NDArray[np.int64] | None:
-        """Bytes of each image, int64 (n,)."""
-        return self._table.sizes_bytes
-
-    @property
-    def shapes_px(self) -> npt.NDArray[np.int32] | None:
-        """Height and width of each image, int32 (n, 2), as far as the packer knew them."""
-        return self._table.shapes_px
-
-    @property
-    def fingerprint(self) -> str:
-        """A hash of the keys and labels in their order."""
-        return self._table.fingerprint
 
     def close(self) -> None:
         """Let go of the map, which goes with the last record that is a view of it."""
