@@ -66,7 +66,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         arguments = _parser().parse_args(argv)
         status = int(arguments.run(arguments))
-        sys.stdout.flush()
     except GpupipeError as error:
         print(f"gpupipe: {' '.join(str(error).split())}", file=sys.stderr)
         return ERROR
@@ -79,10 +78,30 @@ def main(argv: Sequence[str] | None = None) -> int:
         print("gpupipe: the folder that this was started in is gone: change to another one", file=sys.stderr)
         return ERROR
     except BrokenPipeError:
-        # `gpupipe ... | head` has seen enough. The interpreter flushes stdout once more at its end: into nothing.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _drop_output()  # `gpupipe ... | head` has seen enough
         return BROKEN_PIPE
     return status
+
+
+def _show(text: str) -> None:
+    """Print a result, all of it and now: what cannot be written is an error of this command."""
+    out = sys.stdout
+    if out is None:  # closed, as by `>&-`
+        return
+    encoding = out.encoding or "ascii"
+    try:
+        # Names of files may have characters that this terminal has not.
+        print(text.encode(encoding, "backslashreplace").decode(encoding), flush=True)
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        _drop_output()
+        raise SourceError(f"the output cannot be written: {error.strerror or error}", uri="stdout") from error
+
+
+def _drop_output() -> None:
+    """The interpreter flushes stdout once more at its end: into nothing."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _is_somewhere() -> bool:
@@ -226,7 +245,7 @@ def _demo(arguments: argparse.Namespace) -> int:
     from gpupipe.demo import demo
 
     def say(line: str) -> None:
-        print(line, flush=True)
+        _show(line)
 
     done = demo(folder=arguments.folder, out=arguments.out, images=arguments.images, say=say, progress=_is_terminal())
     return OK if done.ok else NO
@@ -267,11 +286,11 @@ def _parity(arguments: argparse.Namespace) -> int:
         options=Options(decode=arguments.decode),
         progress=_is_terminal(),
     )
-    print(report.to_json() if arguments.json else report.table())
+    _show(report.to_json() if arguments.json else report.table())
     if arguments.html:
         written = report.write_html(arguments.html)
         if not arguments.json:
-            print(f"\npage: {written}")
+            _show(f"\npage: {written}")
     return OK if report.ok else NO
 
 
@@ -310,11 +329,11 @@ def _bench(arguments: argparse.Namespace) -> int:
         workers=arguments.workers,
         say=lambda line: print(line, file=sys.stderr, flush=True),
     )
-    print(report.to_json() if arguments.json else report.table())
+    _show(report.to_json() if arguments.json else report.table())
     if arguments.plot:
         written = report.plot(arguments.plot)
         if not arguments.json:
-            print(f"\npicture: {written}")
+            _show(f"\npicture: {written}")
     return OK
 
 
@@ -333,7 +352,7 @@ def _selfcheck(arguments: argparse.Namespace) -> int:
 
     required = arguments.gpu or os.environ.get("GPUPIPE_REQUIRE_GPU") == "1"
     found = selfcheck(gpu=required, say=lambda line: print(line, file=sys.stderr, flush=True))
-    print(found.to_json() if arguments.json else found.table())
+    _show(found.to_json() if arguments.json else found.table())
     return OK if found.ok else NO
 
 
@@ -374,9 +393,9 @@ def _pack(arguments: argparse.Namespace) -> int:
         threads=arguments.threads,
         progress=_is_terminal(),
     )
-    print(manifest.to_json() if arguments.json else manifest.table())
+    _show(manifest.to_json() if arguments.json else manifest.table())
     if arguments.verify and not arguments.json:
-        print("verified: everything read back is as it was written")
+        _show("verified: everything read back is as it was written")
     return OK
 
 
@@ -394,7 +413,7 @@ def _index(arguments: argparse.Namespace) -> int:
 
     label = None if arguments.label == "none" else arguments.label
     found = index_target(arguments.target, label=label, dali=arguments.dali)
-    print(found.to_json() if arguments.json else found.table())
+    _show(found.to_json() if arguments.json else found.table())
     return OK
 
 
@@ -413,7 +432,7 @@ def _inspect(arguments: argparse.Namespace) -> int:
     found = inspect_source(
         arguments.target, decode=arguments.decode, threads=arguments.threads, progress=_is_terminal()
     )
-    print(found.to_json() if arguments.json else found.table())
+    _show(found.to_json() if arguments.json else found.table())
     return OK if found.ok else NO
 
 
@@ -427,10 +446,10 @@ def _inspect(arguments: argparse.Namespace) -> int:
 def _show_recipe(arguments: argparse.Namespace) -> int:
     """Print a recipe as JSON: a start for one's own, which every command takes as `--recipe FILE`."""
     recipe = _recipe(arguments.recipe, arguments)
-    print(recipe.fingerprint if arguments.fingerprint else recipe.to_json())
+    _show(recipe.fingerprint if arguments.fingerprint else recipe.to_json())
     return OK
 
 
 def _is_terminal() -> bool:
     """Whether a progress bar on stderr would be seen by someone."""
-    return sys.stderr.isatty()
+    return sys.stderr is not None and sys.stderr.isatty()

@@ -197,6 +197,40 @@ def test_main_in_a_folder_that_is_gone_is_one_line_and_status_2(tmp_path):
         assert found.stderr == "gpupipe: the folder that this was started in is gone: change to another one\n"
 
 
+def in_shell(command, **environment):
+    return subprocess.run(
+        ["bash", "-c", command.replace("gpupipe", f"{sys.executable} -m gpupipe")],
+        capture_output=True,
+        text=True,
+        env=os.environ | environment,
+    )
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")
+@pytest.mark.parametrize("command", ["recipe", "inspect --json {folder}"])
+def test_main_on_a_full_disk_is_one_line_and_status_2(folder, command):
+    found = in_shell(f"gpupipe {command.format(folder=folder)} > /dev/full")
+    assert found.returncode == 2
+    assert found.stderr == "gpupipe: the output cannot be written: No space left on device\n"
+
+
+def test_main_with_closed_streams_does_its_work(folder):
+    found = in_shell(f"gpupipe inspect {folder} >&-")
+    assert (found.returncode, found.stderr) == (0, "")
+    found = in_shell(f"gpupipe inspect {folder} 2>&-")
+    assert found.returncode == 0
+    assert "unreadable: 0" in found.stdout
+
+
+def test_main_on_a_terminal_without_the_characters_of_a_name_escapes_them(tmp_path):
+    images.folder(tmp_path / "data")
+    (tmp_path / "data" / "\u8a9e").mkdir()
+    (tmp_path / "data" / "\u8a9e" / "1.jpg").write_bytes(images.jpeg(images.photo(8, 8, 1)))
+    found = in_shell(f"gpupipe inspect {tmp_path / 'data'}", PYTHONIOENCODING="ascii")
+    assert (found.returncode, found.stderr) == (0, "")
+    assert "\\u8a9e" in found.stdout
+
+
 def test_main_reader_that_leaves_is_no_traceback():
     found = subprocess.run(
         ["bash", "-c", f"set -o pipefail; (sleep 0.2; {sys.executable} -m gpupipe recipe) | true; echo $?"],
