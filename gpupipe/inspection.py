@@ -212,8 +212,10 @@ def inspect_source(
 
     Raises:
         SourceError: It cannot be opened. A record that cannot be read is no error, but listed.
+        ConfigError: `threads` or `max_pixels` is no integer of at least 1.
     """
     threads = min(8, usable_cores()) if threads is None else check_integer("threads", threads, 1)
+    max_pixels = check_integer("max_pixels", max_pixels, 1)
     opened = open_source(source)
     try:
         found = in_order(

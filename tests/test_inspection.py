@@ -150,6 +150,9 @@ def test_inspection_of_no_image_at_all():
 def test_inspection_of_threads_that_cannot_work_raises(image_folder):
     with pytest.raises(ConfigError, match="threads=0"):
         inspect_source(image_folder, threads=0)
+    for wrong in (0, None, "x"):
+        with pytest.raises(ConfigError, match="max_pixels="):
+            inspect_source(image_folder, max_pixels=wrong)
 
 
 @given(st.lists(st.integers(0, 2**40), min_size=1, max_size=50))
