@@ -24,11 +24,12 @@ from gpupipe.headers import scan
 from gpupipe.packing import PackOptions, pack
 from gpupipe.records import Record
 from gpupipe.sources import open_source
-from gpupipe.sources.base import Source, is_source
+from gpupipe.sources.base import is_source
 from gpupipe.sources.file_list import FileList
 from gpupipe.sources.folder import ImageFolder
 from tests import images
 from tests.available import each_backend, loader
+from tests.conformance.reading import INHERITED, facts, read_all, read_here, read_inherited
 
 
 @dataclass(frozen=True)
@@ -128,17 +129,6 @@ def source(stored):
     source = stored.open()
     yield source
     source.close()
-
-
-def read_all(source: Source):
-    """Everything that a record is, in order; also run by child processes."""
-    return [facts(source[index]) for index in range(len(source))]
-
-
-def facts(record: Record):
-    columns = {name: np.asarray(value).tolist() for name, value in record.columns.items()}
-    data = bytes(record.data), np.shape(record.data)
-    return record.index, record.key, np.asarray(record.label).tolist(), data, columns, record.path, record.offset
 
 
 def test_source_has_the_protocol(source):
@@ -242,7 +232,7 @@ def test_source_pickled_is_the_same(source):
 def test_source_read_by_spawned_processes_is_the_same(source):
     expected = read_all(source)
     with multiprocessing.get_context("spawn").Pool(2) as pool:
-        for process, rows in pool.map(_read, [source, source]):
+        for process, rows in pool.map(read_here, [source, source]):
             assert process != os.getpid()
             assert rows == expected
 
@@ -252,25 +242,14 @@ def test_source_read_by_spawned_processes_is_the_same(source):
 @pytest.mark.skipif("fork" not in multiprocessing.get_all_start_methods(), reason="no fork on this system")
 def test_source_read_by_forked_processes_is_the_same(source, monkeypatch):
     expected = read_all(source)  # the children inherit handles that are open
-    monkeypatch.setitem(_INHERITED, "source", source)
+    monkeypatch.setitem(INHERITED, "source", source)
     with multiprocessing.get_context("fork").Pool(3) as pool:
-        running = [pool.apply_async(_read_inherited) for _ in range(6)]
+        running = [pool.apply_async(read_inherited) for _ in range(6)]
         assert read_all(source) == expected  # while they read
         for result in running:
             process, rows = result.get(timeout=120)
             assert process != os.getpid()
             assert rows == expected
-
-
-_INHERITED: dict[str, Source] = {}
-
-
-def _read_inherited():
-    return _read(_INHERITED["source"])
-
-
-def _read(source):
-    return os.getpid(), read_all(source)
 
 
 def test_source_close_twice_and_use_again_works(stored):
