@@ -16,12 +16,13 @@ def sample_name(key: str) -> str:
 
     Its readers cut a member's name at the first dot behind the last slash, so the extension of an image goes, and
     other dots of the last part become underscores. A leading slash and parts that are empty or ``.`` go, and ``..``
-    becomes an underscore: whoever unpacks the shard gets files below one folder.
+    becomes an underscore: whoever unpacks the shard gets files below one folder. So do zero bytes, which LMDB's keys
+    have where they are numbers, and which end a name in a tar header.
 
     >>> sample_name("cats/tom.v2.JPEG"), sample_name("v1.5/x.jpg"), sample_name("/../a")
     ('cats/tom_v2', 'v1.5/x', '_/a')
     """
-    parts = [("_" if part == ".." else part) for part in key.split("/") if part not in ("", ".")]
+    parts = [("_" if part == ".." else part) for part in key.replace("\0", "_").split("/") if part not in ("", ".")]
     *folders, last = parts or ["_"]
     stem, extension = os.path.splitext(last)
     last = stem if extension.lower() in _EXTENSIONS else last

@@ -23,6 +23,7 @@ keys = st.lists(st.text("ab._2/\u00e4", max_size=8), max_size=12)
         ("./a//x.jpg", "a/x"),
         (".jpg", "_jpg"),
         ("..", "_"),
+        ("\0\0\1\0", "__\1_"),
         ("", "_"),
     ],
 )

@@ -423,6 +423,18 @@ def test_pack_with_wrong_arguments_writes_nothing(tmp_path, image_folder, argume
     assert os.listdir(tmp_path) == []
 
 
+@each_format
+def test_pack_of_an_environment_whose_keys_are_numbers_holds_every_image(tmp_path, format):
+    lmdb = pytest.importorskip("lmdb")
+    files = [images.jpeg(images.photo(8, 8, number)) for number in range(3)]
+    with lmdb.open(str(tmp_path / "numbers.lmdb")) as environment, environment.begin(write=True) as transaction:
+        for number in range(300):
+            transaction.put(number.to_bytes(4, "big"), files[number % 3])
+    pack(tmp_path / "numbers.lmdb", tmp_path / "packed", format=format, verify=True)
+    packed = gp.open_source(tmp_path / "packed")
+    assert [bytes(packed[number].data) for number in range(len(packed))] == files * 100
+
+
 def test_pack_to_lmdb_without_the_package_writes_nothing(tmp_path, image_folder, monkeypatch):
     monkeypatch.setitem(sys.modules, "lmdb", None)
     with pytest.raises(ConfigError, match=r"format='lmdb' .*pip install 'gpupipe\[lmdb\]'"):
