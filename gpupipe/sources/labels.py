@@ -110,7 +110,8 @@ def stacked(labels: Sequence[Any]) -> npt.NDArray[Any]:
     """One array of labels that were read one by one.
 
     Args:
-        labels: All integers; or all numbers; or all lists of numbers, of the same length.
+        labels: All integers; or all numbers; or all lists of numbers, of the same length, where truth
+            values are 0 and 1.
 
     Returns:
         int64 (n, ...); where there are floats, float64 (n,) for numbers, and float32 (n, length) for lists, as losses
@@ -126,9 +127,9 @@ def stacked(labels: Sequence[Any]) -> npt.NDArray[Any]:
         array = np.array(labels)
     except ValueError as error:
         raise ValueError("numbers and lists, or lists of several lengths") from error
-    if array.dtype.kind not in "if":
+    if array.dtype.kind not in ("if" if array.ndim == 1 else "bif"):
         raise ValueError(f"values of {array.dtype} where numbers are expected")
-    if array.dtype.kind == "i":
+    if array.dtype.kind in "bi":
         return array.astype(np.int64)
     if not np.isfinite(array).all():
         raise ValueError("values that are not finite")

@@ -325,7 +325,7 @@ class TarShards:
 
     @property
     def labels(self) -> npt.NDArray[Any] | None:
-        """The labels, int64 or float64 (n,) or (n, length); a new array each time. None if there are none."""
+        """The labels, int64 or float64 (n,), or int64 or float32 (n, length), in a new array; None without labels."""
         return None if self._table.labels is None else self._table.labels.copy()
 
     @cached_property

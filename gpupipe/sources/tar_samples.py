@@ -13,7 +13,7 @@ import numpy.typing as npt
 from gpupipe.errors import ConfigError, DecodeError, SourceError
 from gpupipe.headers import scan
 from gpupipe.sources.folder import IMG_EXTENSIONS
-from gpupipe.sources.labels import parse_label
+from gpupipe.sources.labels import parse_label, stacked
 from gpupipe.sources.table import Strings, Table
 from gpupipe.sources.tar_members import Listing, Member
 
@@ -275,22 +275,17 @@ def _labels(
 
 
 def labels_array(values: list[Any], uri: str) -> npt.NDArray[Any]:
-    """Labels as one array: int64, or float64 where one of them is no integer; (n,), or (n, length) for lists.
+    """Labels as one array, as `stacked` makes it.
 
     Args:
         values: One for each record: a number, or a list of numbers.
         uri: Where they come from, for messages.
 
     Raises:
-        SourceError: They are not of one length, or too large.
+        SourceError: They are not of one length, not finite, or too large.
     """
     try:
-        array = np.asarray(values) if values else np.zeros(0, np.int64)
-        if array.dtype.kind == "b":
-            array = array.astype(np.int64)
-        if array.dtype.kind not in "if":
-            raise ValueError(f"they would be of type {array.dtype}")
-        return array.astype(np.float64 if array.dtype.kind == "f" else np.int64, copy=False)
+        return stacked(values) if values else np.zeros(0, np.int64)
     except (ValueError, OverflowError) as error:
         raise SourceError(
             f"{uri!r} has labels that make no array ({error}): they must all be numbers, or all lists of the same "
