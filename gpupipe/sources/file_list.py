@@ -66,7 +66,7 @@ class FileList:
         *,
         path_column: str = "path",
         label: str | Sequence[str] | None = "label",
-        columns: Sequence[str] = (),
+        columns: str | Sequence[str] = (),
         root: str | os.PathLike[str] | None = None,
         classes: Sequence[str] | None = None,
     ) -> None:
@@ -157,8 +157,9 @@ def _names(label: str | Sequence[str] | None) -> tuple[str, ...]:
     return names
 
 
-def _checked_columns(columns: Sequence[str]) -> tuple[str, ...]:
-    if isinstance(columns, str) or not all(isinstance(name, str) for name in columns):
+def _checked_columns(columns: str | Sequence[str]) -> tuple[str, ...]:
+    columns = (columns,) if isinstance(columns, str) else columns
+    if not all(isinstance(name, str) for name in columns):
         raise ConfigError(
             f"columns={columns!r} is not valid: it must be a sequence of names of columns",
             field="columns",

@@ -151,7 +151,7 @@ class LmdbSource(TabledSource):
         path: str | os.PathLike[str],
         *,
         labels: GivenLabels | None = None,
-        columns: Sequence[str] | None = None,
+        columns: str | Sequence[str] | None = None,
     ) -> None:
         self.path = os.path.abspath(os.path.expanduser(os.fsdecode(path)))
         with no_fork:
@@ -165,12 +165,13 @@ class LmdbSource(TabledSource):
         self._columns = self._chosen(columns)
         self.classes: list[str] | None = self._table.meta.get("classes") if labels is None else None
 
-    def _chosen(self, columns: Sequence[str] | None) -> dict[str, str]:
+    def _chosen(self, columns: str | Sequence[str] | None) -> dict[str, str]:
         """Kind of each column that the records have."""
         known: dict[str, str] = self._table.meta["columns"]
         if columns is None:
             return dict(known) if self._packed else {}
-        if isinstance(columns, str) or any(name not in known for name in columns):
+        columns = (columns,) if isinstance(columns, str) else columns
+        if any(name not in known for name in columns):
             raise ConfigError(
                 f"columns={columns!r} is not valid: it must be a sequence of those that {self.path} has: "
                 f"{', '.join(map(repr, known)) or 'none'}",

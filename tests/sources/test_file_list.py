@@ -383,7 +383,6 @@ def test_list_with_another_ending_raises(tmp_path):
     [
         ({"label": ()}, "label"),
         ({"label": (1,)}, "label"),
-        ({"columns": "x"}, "columns"),
         ({"columns": (None,)}, "columns"),
         ({"classes": "cat"}, "classes"),
         ({"classes": []}, "classes"),
@@ -521,3 +520,8 @@ def test_index_outside_raises(source):
             source[index]
         with pytest.raises(IndexError):
             source.key(index)
+
+
+def test_single_column_may_be_named_without_a_sequence(tmp_path):
+    path = write_csv(tmp_path / "l.csv", [["path", "label", "x"], ["a", 1, 2]])
+    assert FileList(path, columns="x").columns == ("x",)
