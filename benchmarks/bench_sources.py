@@ -210,12 +210,13 @@ def traced(name: str, scratch: Path, images: int) -> dict[str, int]:
 def calls_per_image(scratch: Path, images: int) -> dict[str, Any] | str:
     if shutil.which("strace") is None:
         return "missing: strace is not installed"
-    few = scratch / "few"
-    stored(few, images // 10)
+    large, small = scratch / "many", scratch / "few"
+    stored(large, images)
+    stored(small, images // 10)
     found: dict[str, Any] = {}
     for name in CONTESTANTS:
         print(f"system calls: {name}", file=sys.stderr)
-        many, start = traced(name, scratch, images), traced(name, few, images // 10)
+        many, start = traced(name, large, images), traced(name, small, images // 10)
         found[name] = {what: round((many[what] - start[what]) / (images - images // 10), 2) for what in many}
     return found
 
