@@ -28,9 +28,7 @@ def machine(monkeypatch):
         monkeypatch.setattr(torch.cuda, "is_available", lambda: devices > 0)
         monkeypatch.setattr(torch.cuda, "device_count", lambda: devices)
         monkeypatch.setattr(torch.cuda, "current_device", lambda: current)
-        monkeypatch.setattr(
-            backends, "import_problem", lambda library: f"no {library}" if library in missing else None
-        )
+        monkeypatch.setattr(backends, "import_problem", lambda library: f"no {library}" if library in missing else None)
 
     return pretend
 
