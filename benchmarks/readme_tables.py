@@ -124,7 +124,9 @@ def sources() -> str:
         cold = measured["cold"][name]
         shown = name if number else f"{name} ({yardstick[0]:,.0f} / {yardstick[1]:,.0f} images/s)"
         counted = (
-            (f"{calls[name]['opens']:.2f}", f"{calls[name]['calls']:.1f}") if isinstance(calls, dict) else ("-", "-")
+            (f"{abs(calls[name]['opens']):.2f}", f"{calls[name]['calls']:.1f}")
+            if isinstance(calls, dict)
+            else ("-", "-")
         )
         rows.append([shown, f"{warm['ratio']:.2f}", f"{cold['ratio']:.2f}", *counted])
     return table(["", "warm", "cold", "opens an image", "system calls an image"], rows)
