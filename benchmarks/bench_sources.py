@@ -3,7 +3,7 @@
     python benchmarks/bench_sources.py             # about 10 minutes, 400 MB in the temporary folder
     python benchmarks/bench_sources.py --images 2000 --rounds 2
 
-20,000 small JPEGs (about 5 KB, so that opening files matters), batches of 128, `Recipe.train(size=64)`, two workers:
+20,000 small JPEGs (about 4 KB, so that opening files matters), batches of 128, `Recipe.train(size=64)`, two workers:
 gpupipe's numba backend from each of its sources, and torchvision's transforms on Pillow images in a DataLoader from a
 folder, from the same tar shards through webdataset, and from LMDB. "warm": everything in the page cache. "cold": the
 kernel is asked to drop the files' pages before every epoch (posix_fadvise), which it does for clean pages.
@@ -41,7 +41,7 @@ Epoch = Callable[[], object]
 
 
 def write_images(folder: Path, count: int) -> None:
-    """JPEGs of 96 x 112 pixels and about 5 KB, in 100 classes."""
+    """JPEGs of 96 x 112 pixels and about 4 KB, in 100 classes."""
     rng = np.random.default_rng(0)
     y, x = np.mgrid[0:96, 0:112] / 112
     files = []

@@ -244,10 +244,7 @@ def _demo(arguments: argparse.Namespace) -> int:
     """
     from gpupipe.demo import demo
 
-    def say(line: str) -> None:
-        _show(line)
-
-    done = demo(folder=arguments.folder, out=arguments.out, images=arguments.images, say=say, progress=_is_terminal())
+    done = demo(folder=arguments.folder, out=arguments.out, images=arguments.images, say=_show, progress=_is_terminal())
     return OK if done.ok else NO
 
 

@@ -260,7 +260,6 @@ class _Feed:
         return Planned(
             records=[row.record for row in rows],
             valid=valid,
-            occurrences=draws.occurrence,
             errors={number: row.error for number, row in enumerate(rows) if row.error is not None},
             unread=frozenset(number for number, row in enumerate(rows) if row.unread),
             by_pillow=sum(row.by_pillow for row in rows),

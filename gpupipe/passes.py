@@ -76,7 +76,6 @@ class Planned:
     Attributes:
         records: One for each row.
         valid: bool (n,): False for rows that only pad.
-        occurrences: int64 (n,), as in the plan.
         errors: Row -> why it could not be read, or is no image.
         unread: Rows of these whose record holds no more than a name.
         by_pillow: How many of them only Pillow decodes.
@@ -86,7 +85,6 @@ class Planned:
 
     records: list[Record]
     valid: npt.NDArray[np.bool_]
-    occurrences: npt.NDArray[np.int64]
     errors: Mapping[int, RecordError]
     unread: frozenset[int]
     by_pillow: int

@@ -121,7 +121,7 @@ def _replace(what: Pass, finished: Finished, batch: Planned, tried: Mapping[int,
         seed=what.seed,
         epoch=what.epoch,
         indices=[tried[row] for row in rows],
-        occurrences=[_occurrence(batch.records[row].index, int(batch.occurrences[row])) for row in rows],
+        occurrences=[_occurrence(batch.records[row].index, int(batch.plan.occurrence[row])) for row in rows],
     )
     plan = what.plan(list(read.values()), draws)
     applied, moves = what.submit(list(read.values()), plan).result(), affines(plan)

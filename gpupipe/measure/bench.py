@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import json
 import os
-import platform
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass, field
 from functools import partial
-from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +21,7 @@ from gpupipe.errors import BackendUnavailable, ConfigError
 from gpupipe.loader import Loader
 from gpupipe.measure.usage import MISSING, Tree
 from gpupipe.parallel import usable_cores
+from gpupipe.parity.environment import environment
 from gpupipe.recipe import Recipe
 from gpupipe.sampling.samplers import permutation
 from gpupipe.sources import open_source
@@ -36,7 +35,6 @@ SETTLE_S = 0.3
 # Rounds shorter than this measure how an epoch begins.
 LEAST_S = 1.0
 PERCENTILES = (50, 90, 99)
-_PACKAGES = ("torch", "torchvision", "nvidia-dali-cuda120", "numpy", "numba", "pillow")
 
 Say = Callable[[str], None]
 
@@ -83,7 +81,7 @@ class BenchReport:
         figures: One for each contestant, in the order asked for.
         missing: Name -> why it could not take part.
         notes: What the reader has to know.
-        machine: Hardware and versions.
+        machine: Name -> version or description of hardware and libraries.
     """
 
     target: str
@@ -95,7 +93,7 @@ class BenchReport:
     figures: list[Figures]
     missing: dict[str, str]
     notes: list[str]
-    machine: dict[str, Any]
+    machine: dict[str, str]
 
     def to_json(self) -> str:
         """Everything, as strict JSON."""
@@ -222,7 +220,7 @@ def bench(  # noqa: PLR0913 - what is measured, and how: the options of the comm
         figures=figures,
         missing=missing,
         notes=_notes(figures, tree),
-        machine=_machine(),
+        machine=environment(),
     )
 
 
@@ -344,22 +342,3 @@ def _run(made: dict[str, _Contestant], rounds: int, tree: Tree, tell: Say) -> No
             made[name].run(tree)
         done = "; ".join(f"{name} {made[name].times_s[-1][-1]:.2f} s" for name in names)
         tell(f"round {number + 1} of {rounds}: {done}")
-
-
-def _machine() -> dict[str, Any]:
-    import torch
-
-    versions: dict[str, str | None] = {}
-    for package in _PACKAGES:
-        try:
-            versions[package] = metadata.version(package)
-        except metadata.PackageNotFoundError:
-            versions[package] = None
-    return {
-        "system": platform.system(),
-        "processor": platform.machine(),
-        "cores": usable_cores(),
-        "python": platform.python_version(),
-        "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
-        "versions": versions,
-    }

@@ -41,6 +41,11 @@ def valid(ranks):
     return [row for rank in ranks for row in rows_of(rank) if row[1]]
 
 
+def totals(loader):
+    """Index -> sum of its pixels, of a loader of images and indices."""
+    return {int(i): float(image.double().sum()) for batch in loader for image, i in zip(*batch, strict=True)}
+
+
 @available.each_backend
 @pytest.mark.parametrize("pad", ["repeat", "drop", "mask"])
 def test_ranks_together_have_each_sample_once(found, pad):
@@ -89,11 +94,7 @@ def test_resume_of_two_ranks_with_one_delivers_the_rest_with_the_same_pixels(run
         image_folder, gp.Recipe.train(size=16), backend, batch_size=3, seed=1, shuffle=True, fields=fields
     ) as loader:
         loader.load_state_dict(torch.load(run["out"] / f"{backend}.pt", weights_only=True))
-        rest = {
-            int(i): float(image.double().sum())
-            for images, indices in loader
-            for image, i in zip(images, indices, strict=True)
-        }
+        rest = totals(loader)
     assert not before & rest.keys()
     assert before | rest.keys() == set(range(SAMPLES))
     assert rest == {index: straight[index] for index in rest}
@@ -157,11 +158,7 @@ def test_shards_of_two_ranks_resumed_with_one_deliver_the_rest_with_the_same_pix
         fields=("image", "index"),
     ) as loader:
         loader.load_state_dict(torch.load(run["out"] / f"{backend} shards.pt", weights_only=True))
-        rest = {
-            int(i): float(image.double().sum())
-            for images, indices in loader
-            for image, i in zip(images, indices, strict=True)
-        }
+        rest = totals(loader)
     assert not before & rest.keys()
     assert before | rest.keys() == set(range(SAMPLES))
     assert rest == {index: straight[index] for index in rest}
