@@ -298,7 +298,12 @@ def _parity(arguments: argparse.Namespace) -> int:
     _argument("--recipe", default="train", metavar="RECIPE", help="train, train-jitter, eval, or a JSON file (train)"),
     *_RECIPE_OPTIONS,
     _argument("--backend", default="auto", metavar="LIST", help='of gpupipe, e.g. "numba,torchvision" (auto)'),
-    _argument("--against", default="torchvision", metavar="LIST", help="torchvision, torchvision-tensors, dali-native"),
+    _argument(
+        "--against",
+        default="torchvision",
+        metavar="LIST",
+        help="torchvision, torchvision-tensors, dali-native, spdl, webdataset, ffcv (default torchvision)",
+    ),
     _argument("--batch-size", type=int, default=64, metavar="N", help="samples in a batch (default 64)"),
     _argument("--images", type=int, default=1000, metavar="N", help="samples of a round (default 1000)"),
     _argument("--rounds", type=int, default=5, metavar="N", help="rounds that are measured (default 5)"),

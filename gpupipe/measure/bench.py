@@ -160,7 +160,8 @@ def bench(  # noqa: PLR0913 - what is measured, and how: the options of the comm
         recipe: None: `Recipe.train()`.
         backends: Of gpupipe: "auto", "numba", "torchvision", "dali", each perhaps with ":cpu" or another device.
         against: Peers: "torchvision" (Pillow in a DataLoader, what most people run), "torchvision-tensors",
-            "dali-native". One that cannot run is listed in `missing`, with the reason.
+            "dali-native", "spdl", "webdataset", "ffcv". One that cannot run is listed in `missing`, with the reason;
+            one that is not installed, with how to install it.
         batch_size: Samples in a batch.
         images: At most so many samples, the same for all, in a random order; they are read once before.
         rounds: Epochs over these that are measured, after one that warms up.

@@ -6,20 +6,24 @@ Each function returns something to iterate over, once for each epoch, of batches
 
 from __future__ import annotations
 
+import importlib
 import io
 import os
+import tempfile
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
-from torch.utils.data import DataLoader, Dataset, Subset
+from torch.utils.data import DataLoader, Dataset, Subset, default_collate
 from torch.utils.dlpack import from_dlpack
 from torchvision.transforms import v2
 
+from gpupipe.backends.intra_op import use_one_intra_op_thread
 from gpupipe.convert import to_v2
 from gpupipe.errors import BackendUnavailable, ConfigError
 from gpupipe.recipe import (
@@ -57,33 +61,40 @@ class Work:
 
 
 class _Records(Dataset[tuple[Any, Any]]):
-    """A source as a torch Dataset of (transformed image, label)."""
+    """A source as a torch Dataset of (transformed image, label), or (transformed image, index)."""
 
-    def __init__(self, source: Source, read: Callable[[Any], Any], transform: Callable[[Any], Any]) -> None:
-        self._source, self._read, self._transform = source, read, transform
+    def __init__(
+        self, source: Source, read: Callable[[Any], Any], transform: Callable[[Any], Any], *, labelled: bool = True
+    ) -> None:
+        self._source, self._read, self._transform, self._labelled = source, read, transform, labelled
 
     def __len__(self) -> int:
         return len(self._source)
 
     def __getitem__(self, index: int) -> tuple[Any, Any]:
         record = self._source[index]
-        return self._transform(self._read(record.data)), record.label
+        return self._transform(self._read(record.data)), record.label if self._labelled else index
 
 
 def pillow(work: Work, stack: ExitStack) -> Epochs:
     """Pillow images, torchvision transforms on them, a DataLoader with worker processes: the yardstick."""
-    recipe = work.recipe
-    last = [v2.PILToTensor(), v2.ToDtype(torch.float32, scale=True)]
-    steps = [to_v2(step) for step in recipe.steps if not isinstance(step, Normalize)]
-    return _dataloader(work, _read_pillow, v2.Compose([*steps, *last, *_normalize(recipe)]), stack)
+    return _dataloader(work, _read_pillow, _pillow_transform(work.recipe), stack)
 
 
 def tensors(work: Work, stack: ExitStack) -> Epochs:
     """torchvision's JPEG decoder and v2 transforms on uint8 tensors, in the same DataLoader."""
-    recipe = work.recipe
+    return _dataloader(work, _read_tensor, _tensor_transform(work.recipe), stack)
+
+
+def _pillow_transform(recipe: Recipe) -> v2.Compose:
+    last = [v2.PILToTensor(), v2.ToDtype(torch.float32, scale=True)]
     steps = [to_v2(step) for step in recipe.steps if not isinstance(step, Normalize)]
-    transform = v2.Compose([*steps, v2.ToDtype(torch.float32, scale=True), *_normalize(recipe)])
-    return _dataloader(work, _read_tensor, transform, stack)
+    return v2.Compose([*steps, *last, *_normalize(recipe)])
+
+
+def _tensor_transform(recipe: Recipe) -> v2.Compose:
+    steps = [to_v2(step) for step in recipe.steps if not isinstance(step, Normalize)]
+    return v2.Compose([*steps, v2.ToDtype(torch.float32, scale=True), *_normalize(recipe)])
 
 
 def _normalize(recipe: Recipe) -> list[v2.Transform]:
@@ -107,12 +118,21 @@ def _read_tensor(data: Any) -> torch.Tensor:
 
 
 def _dataloader(work: Work, read: Callable[[Any], Any], transform: Any, stack: ExitStack) -> Epochs:
+    _refuse_pixels(work)
+    dataset = Subset(_Records(work.source, read, transform), list(work.indices))
+    return _persistent(DataLoader(dataset, batch_size=work.batch_size, **_workers(work)), stack)
+
+
+def _refuse_pixels(work: Work) -> None:
     if any(isinstance(work.source[index].data, np.ndarray) for index in work.indices):
         raise ConfigError(f"it decodes image files, and {work.source.uri} holds pixels", field="source")
-    dataset = Subset(_Records(work.source, read, transform), list(work.indices))
-    loader: DataLoader[Any] = DataLoader(
-        dataset, batch_size=work.batch_size, num_workers=work.workers, persistent_workers=work.workers > 0
-    )
+
+
+def _workers(work: Work) -> dict[str, Any]:
+    return {"num_workers": work.workers, "persistent_workers": work.workers > 0}
+
+
+def _persistent(loader: DataLoader[Any], stack: ExitStack) -> DataLoader[Any]:
     stack.callback(lambda: setattr(loader, "_iterator", None))  # ends the worker processes
     return loader
 
@@ -212,8 +232,140 @@ def _twisted(images: Any, step: ColorJitter, fn: Any) -> Any:
     return fn.color_twist(images, **drawn)
 
 
+def spdl(work: Work, _stack: ExitStack) -> Epochs:
+    """SPDL's threads, which read, decode and transform as `tensors` does: its own decoders need FFmpeg's libraries."""
+    builder = _needed("spdl.pipeline", "pip install spdl").PipelineBuilder
+    _refuse_pixels(work)
+    return _SpdlEpochs(builder, _Records(work.source, _read_tensor, _tensor_transform(work.recipe)), work)
+
+
+class _SpdlEpochs:
+    def __init__(self, builder: Any, records: _Records, work: Work) -> None:
+        self._builder, self._records, self._work = builder, records, work
+
+    def __iter__(self) -> Iterator[Any]:
+        workers = max(1, self._work.workers)
+        with ThreadPoolExecutor(workers, initializer=use_one_intra_op_thread) as threads:
+            pipeline = (
+                self._builder()
+                .add_source(self._work.indices)
+                .pipe(self._records.__getitem__, concurrency=workers, executor=threads, output_order="input")
+                .aggregate(self._work.batch_size)
+                .pipe(default_collate, executor=threads)
+                .add_sink(2)
+                .build(num_threads=1, max_failures=0)
+            )
+            with pipeline.auto_stop():
+                yield from pipeline
+
+
+def webdataset(work: Work, stack: ExitStack) -> Epochs:
+    """Tar shards, which are written first, by webdataset in a DataLoader: Pillow images, torchvision's transforms."""
+    wds = _needed("webdataset", "pip install webdataset")
+    _refuse_pixels(work)
+    folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="gpupipe-peer-"))
+    many = max(1, work.workers)
+    shards = [os.path.join(folder, f"{number:03}.tar") for number in range(many)]
+    for number, shard in enumerate(shards):
+        with wds.TarWriter(shard) as writer:
+            for place in range(number, len(work.indices), many):
+                data = bytes(work.source[work.indices[place]].data)
+                writer.write({"__key__": f"{place:09}", "image": data, "cls": str(place)})
+    dataset = (
+        wds.WebDataset(shards, shardshuffle=False)
+        .to_tuple("image", "cls")
+        .map_tuple(_Images(_pillow_transform(work.recipe)), int)
+        .batched(work.batch_size, partial=True)
+    )
+    return _persistent(DataLoader(dataset, batch_size=None, **_workers(work)), stack)
+
+
+@dataclass(frozen=True, slots=True)
+class _Images:
+    """Bytes of a file -> what a transform makes of the image in it; a class, because it goes to other processes."""
+
+    transform: Callable[[Any], Any]
+
+    def __call__(self, data: Any) -> Any:
+        return self.transform(_read_pillow(data))
+
+
+def ffcv(work: Work, stack: ExitStack) -> Epochs:
+    """FFCV, from its own file, which is written first: JPEGs encoded again at quality 90, no antialias, no hue."""
+    install = "pip install ffcv opencv-python-headless, after OpenCV's and libjpeg-turbo's development files"
+    fields, writer, loader, transforms = (
+        _needed(f"ffcv.{name}", install) for name in ("fields", "writer", "loader", "transforms")
+    )
+    _refuse_pixels(work)
+    decoders = _needed("ffcv.fields.decoders", install)
+    operations = _ffcv_operations(work.recipe, decoders, transforms)
+    folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="gpupipe-peer-"))
+    path = os.path.join(folder, "images.beton")
+    image = fields.RGBImageField(write_mode="jpg", jpeg_quality=90)
+    samples = Subset(_Records(work.source, _read_pillow, np.asarray, labelled=False), list(work.indices))
+    writer.DatasetWriter(path, {"image": image, "label": fields.IntField()}, num_workers=1).from_indexed_dataset(
+        samples
+    )
+    epochs: Epochs = loader.Loader(
+        path,
+        batch_size=work.batch_size,
+        num_workers=max(1, work.workers),
+        order=loader.OrderOption.SEQUENTIAL,
+        drop_last=False,
+        pipelines={"image": operations, "label": [decoders.IntDecoder(), transforms.ToTensor()]},
+    )
+    return epochs
+
+
+def _ffcv_operations(recipe: Recipe, decoders: Any, transforms: Any) -> list[Any]:
+    steps = [step for step in recipe.steps if not isinstance(step, Normalize)]
+    size = recipe.output_size
+    match steps:
+        case [RandomResizedCrop() as crop, *others]:
+            decoder = decoders.RandomResizedCropRGBImageDecoder(size, scale=crop.scale, ratio=crop.ratio)
+        case [Resize(size=int() as resized), CenterCrop(), *others]:
+            decoder = decoders.CenterCropRGBImageDecoder(size, ratio=min(size) / resized)
+        case _:
+            others = steps
+    found = [decoder] if len(others) < len(steps) else []
+    for step in others:
+        if isinstance(step, RandomHorizontalFlip):
+            found.append(transforms.RandomHorizontalFlip(step.p))
+        elif isinstance(step, ColorJitter):
+            names = ("RandomBrightness", "RandomContrast", "RandomSaturation")
+            for name, ends in zip(names, step.ranges, strict=False):
+                if ends is not None:
+                    found.append(getattr(transforms, name)(ends[1] - 1, p=1.0))
+        else:
+            found = []
+            break
+    if not found:
+        given = ", ".join(type(step).__name__ for step in steps)
+        raise ConfigError(f"FFCV has no operations that stand for {given}", field="recipe", value=given)
+    mean, std = (255 * np.array(values) for values in (recipe.normalize.mean, recipe.normalize.std))
+    normalize = transforms.NormalizeImage(mean, std, np.float32)
+    return [*found, normalize, transforms.ToTensor(), transforms.ToTorchImage(channels_last=False)]
+
+
+def _needed(module: str, install: str) -> Any:
+    """A module that a peer needs.
+
+    Raises:
+        BackendUnavailable: It cannot be imported; old libraries break in many ways under new ones.
+    """
+    try:
+        return importlib.import_module(module)
+    except Exception as error:
+        raise BackendUnavailable(
+            f"{module} cannot be imported ({type(error).__name__}: {error}): {install}", missing=module, install=install
+        ) from error
+
+
 PEERS: dict[str, Callable[[Work, ExitStack], Epochs]] = {
     "torchvision": pillow,
     "torchvision-tensors": tensors,
     "dali-native": dali_native,
+    "spdl": spdl,
+    "webdataset": webdataset,
+    "ffcv": ffcv,
 }
