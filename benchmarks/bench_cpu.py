@@ -20,11 +20,14 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from harness import interleaved, write_result
 
 import gpupipe as gp
-from gpupipe.recipe import IMAGENET_MEAN, IMAGENET_STD
+from gpupipe.measure.peers import PEERS as MEASURED
+from gpupipe.measure.peers import Work
+from gpupipe.steps.colour import IMAGENET_MEAN, IMAGENET_STD
 
 YARDSTICK = "torchvision + Pillow, DataLoader"
 JITTER = (0.4, 0.4, 0.4, 0.1)
@@ -103,55 +106,17 @@ def tensors(folder: Path, name: str, stack: ExitStack) -> Epoch:
     return dataloader(folder, transform, stack, loader=read_tensor)
 
 
-def dali(folder: Path, name: str, _stack: ExitStack) -> Epoch:
-    """DALI's own operators on the CPU, as its examples use them; its pixels are not torchvision's."""
-    from nvidia.dali import fn, pipeline_def, types
+def measured_peer(name: str) -> Callable[[Path, str, ExitStack], Epoch]:
+    """One of those that `gpupipe bench` knows."""
 
-    @pipeline_def(batch_size=BATCH, num_threads=WORKERS, device_id=None, exec_dynamic=True, prefetch_queue_depth=2)
-    def graph() -> Any:
-        encoded, labels = fn.readers.file(file_root=str(folder), random_shuffle=True, name="files")
-        mirror = 0
-        if name == "eval":
-            images = fn.decoders.image(encoded, device="cpu", output_type=types.RGB)
-            images = fn.resize(images, resize_shorter=256, antialias=True)
-        else:
-            images = fn.decoders.image_random_crop(
-                encoded,
-                device="cpu",
-                output_type=types.RGB,
-                random_area=(0.08, 1.0),
-                random_aspect_ratio=(3 / 4, 4 / 3),
-            )
-            images = fn.resize(images, size=(224, 224), antialias=True)
-            mirror = fn.random.coin_flip()
-        if name == "train+jitter":
-            images = fn.color_twist(
-                images,
-                brightness=fn.random.uniform(range=(0.6, 1.4)),
-                contrast=fn.random.uniform(range=(0.6, 1.4)),
-                saturation=fn.random.uniform(range=(0.6, 1.4)),
-                hue=fn.random.uniform(range=(-36.0, 36.0)),
-            )
-        images = fn.crop_mirror_normalize(
-            images,
-            crop=(224, 224),
-            mirror=mirror,
-            dtype=types.FLOAT,
-            mean=[255 * value for value in IMAGENET_MEAN],
-            std=[255 * value for value in IMAGENET_STD],
-        )
-        return images, labels
+    def make(folder: Path, recipe: str, stack: ExitStack) -> Epoch:
+        source = gp.open_source(folder)
+        stack.callback(source.close)
+        indices = np.random.default_rng(0).permutation(len(source)).tolist()
+        epochs = MEASURED[name](Work(source, indices, recipes("float32")[recipe], BATCH, WORKERS), stack)
+        return lambda: run_through(epochs)
 
-    pipeline = graph()
-    pipeline.build()
-    batches = -(-pipeline.epoch_size("files") // BATCH)
-
-    def epoch() -> None:
-        for _ in range(batches):
-            for output in pipeline.run():
-                torch.from_dlpack(output.as_tensor())
-
-    return epoch
+    return make
 
 
 def gpupipe(backend: str) -> Callable[[Path, gp.Recipe, ExitStack], Epoch]:
@@ -176,7 +141,15 @@ def run_through(loader: Any) -> None:
         assert len(images) == len(labels)
 
 
-PEERS = {YARDSTICK: pillow, "torchvision v2 tensors, DataLoader": tensors, "DALI's own operators": dali}
+# The first two are written out, from torchvision's ImageFolder on, as people have them.
+PEERS = {
+    YARDSTICK: pillow,
+    "torchvision v2 tensors, DataLoader": tensors,
+    "DALI's own operators": measured_peer("dali-native"),
+    "SPDL, threads": measured_peer("spdl"),
+    "webdataset, DataLoader": measured_peer("webdataset"),
+    "FFCV, JPEG": measured_peer("ffcv"),
+}
 OURS = {f"gpupipe {name}": gpupipe(name) for name in ("numba", "torchvision", "dali")}
 
 

@@ -34,7 +34,7 @@ from torch.utils.data import DataLoader, Dataset
 from torchvision import transforms
 
 import gpupipe as gp
-from gpupipe.recipe import IMAGENET_MEAN, IMAGENET_STD
+from gpupipe.steps.colour import IMAGENET_MEAN, IMAGENET_STD
 
 BATCH, WORKERS, SIZE, CLASSES, DISTINCT = 128, 2, 64, 100, 200
 Epoch = Callable[[], object]

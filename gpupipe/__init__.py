@@ -43,17 +43,8 @@ if TYPE_CHECKING:
     from gpupipe.parity import check_parity as check_parity
     from gpupipe.plan import make_plan as make_plan
     from gpupipe.prefetching import prefetch as prefetch
-    from gpupipe.recipe import CenterCrop as CenterCrop
-    from gpupipe.recipe import ColorJitter as ColorJitter
-    from gpupipe.recipe import Grayscale as Grayscale
-    from gpupipe.recipe import Normalize as Normalize
     from gpupipe.recipe import Output as Output
-    from gpupipe.recipe import RandomGrayscale as RandomGrayscale
-    from gpupipe.recipe import RandomHorizontalFlip as RandomHorizontalFlip
-    from gpupipe.recipe import RandomResizedCrop as RandomResizedCrop
-    from gpupipe.recipe import RandomVerticalFlip as RandomVerticalFlip
     from gpupipe.recipe import Recipe as Recipe
-    from gpupipe.recipe import Resize as Resize
     from gpupipe.records import Record as Record
     from gpupipe.sampling.batch_sampler import BatchSampler as BatchSampler
     from gpupipe.sampling.cost import CostAware as CostAware
@@ -66,46 +57,86 @@ if TYPE_CHECKING:
     from gpupipe.sampling.shuffle_quality import shuffle_quality as shuffle_quality
     from gpupipe.sources import open_source as open_source
     from gpupipe.sources.folder import ImageFolder as ImageFolder
+    from gpupipe.steps import AutoAugment as AutoAugment
+    from gpupipe.steps import CenterCrop as CenterCrop
+    from gpupipe.steps import ColorJitter as ColorJitter
+    from gpupipe.steps import GaussianBlur as GaussianBlur
+    from gpupipe.steps import Grayscale as Grayscale
+    from gpupipe.steps import Normalize as Normalize
+    from gpupipe.steps import RandAugment as RandAugment
+    from gpupipe.steps import RandomAdjustSharpness as RandomAdjustSharpness
+    from gpupipe.steps import RandomAffine as RandomAffine
+    from gpupipe.steps import RandomApply as RandomApply
+    from gpupipe.steps import RandomAutocontrast as RandomAutocontrast
+    from gpupipe.steps import RandomChoice as RandomChoice
+    from gpupipe.steps import RandomCrop as RandomCrop
+    from gpupipe.steps import RandomEqualize as RandomEqualize
+    from gpupipe.steps import RandomErasing as RandomErasing
+    from gpupipe.steps import RandomGrayscale as RandomGrayscale
+    from gpupipe.steps import RandomHorizontalFlip as RandomHorizontalFlip
+    from gpupipe.steps import RandomInvert as RandomInvert
+    from gpupipe.steps import RandomPosterize as RandomPosterize
+    from gpupipe.steps import RandomResizedCrop as RandomResizedCrop
+    from gpupipe.steps import RandomRotation as RandomRotation
+    from gpupipe.steps import RandomSolarize as RandomSolarize
+    from gpupipe.steps import RandomVerticalFlip as RandomVerticalFlip
+    from gpupipe.steps import Resize as Resize
+    from gpupipe.steps import TrivialAugmentWide as TrivialAugmentWide
 
 __version__ = "0.1.0"
 
 # Public name -> module. Imported on first use: `import gpupipe` imports neither torch nor DALI.
 _PUBLIC = {
+    "AutoAugment": "gpupipe.steps",
     "BackendError": "gpupipe.errors",
     "BackendUnavailable": "gpupipe.errors",
     "BadSample": "gpupipe.faults",
     "BadSamples": "gpupipe.faults",
     "BatchSampler": "gpupipe.sampling.batch_sampler",
     "BenchReport": "gpupipe.measure.bench",
-    "CenterCrop": "gpupipe.recipe",
+    "CenterCrop": "gpupipe.steps",
     "Collate": "gpupipe.collating.kinds",
-    "ColorJitter": "gpupipe.recipe",
+    "ColorJitter": "gpupipe.steps",
     "ConfigError": "gpupipe.errors",
     "CostAware": "gpupipe.sampling.cost",
     "DecodeError": "gpupipe.errors",
+    "GaussianBlur": "gpupipe.steps",
     "GpupipeError": "gpupipe.errors",
-    "Grayscale": "gpupipe.recipe",
+    "Grayscale": "gpupipe.steps",
     "ImageFolder": "gpupipe.sources.folder",
     "Inspection": "gpupipe.inspection",
     "Keep": "gpupipe.collating.kinds",
     "LengthBuckets": "gpupipe.sampling.length",
     "Loader": "gpupipe.loader",
-    "Normalize": "gpupipe.recipe",
+    "Normalize": "gpupipe.steps",
     "OnError": "gpupipe.faults",
     "Options": "gpupipe.backends.base",
     "Output": "gpupipe.recipe",
     "PackOptions": "gpupipe.packing",
     "Pad": "gpupipe.collating.kinds",
     "Ragged": "gpupipe.collating.kinds",
-    "RandomGrayscale": "gpupipe.recipe",
-    "RandomHorizontalFlip": "gpupipe.recipe",
-    "RandomResizedCrop": "gpupipe.recipe",
-    "RandomVerticalFlip": "gpupipe.recipe",
+    "RandAugment": "gpupipe.steps",
+    "RandomAdjustSharpness": "gpupipe.steps",
+    "RandomAffine": "gpupipe.steps",
+    "RandomApply": "gpupipe.steps",
+    "RandomAutocontrast": "gpupipe.steps",
+    "RandomChoice": "gpupipe.steps",
+    "RandomCrop": "gpupipe.steps",
+    "RandomEqualize": "gpupipe.steps",
+    "RandomErasing": "gpupipe.steps",
+    "RandomGrayscale": "gpupipe.steps",
+    "RandomHorizontalFlip": "gpupipe.steps",
+    "RandomInvert": "gpupipe.steps",
+    "RandomPosterize": "gpupipe.steps",
+    "RandomResizedCrop": "gpupipe.steps",
+    "RandomRotation": "gpupipe.steps",
+    "RandomSolarize": "gpupipe.steps",
+    "RandomVerticalFlip": "gpupipe.steps",
     "Recipe": "gpupipe.recipe",
     "Record": "gpupipe.records",
     "RecordError": "gpupipe.errors",
     "Report": "gpupipe.parity",
-    "Resize": "gpupipe.recipe",
+    "Resize": "gpupipe.steps",
     "SelfCheck": "gpupipe.measure.selfcheck",
     "ShardOrder": "gpupipe.sampling.samplers",
     "Sharding": "gpupipe.sampling.samplers",
@@ -113,6 +144,7 @@ _PUBLIC = {
     "SourceError": "gpupipe.errors",
     "Stack": "gpupipe.collating.kinds",
     "StateError": "gpupipe.errors",
+    "TrivialAugmentWide": "gpupipe.steps",
     "Weighted": "gpupipe.sampling.samplers",
     "bench": "gpupipe.measure.bench",
     "check_parity": "gpupipe.parity",
@@ -121,8 +153,8 @@ _PUBLIC = {
     "make_plan": "gpupipe.plan",
     "measure_costs": "gpupipe.sampling.cost",
     "open_source": "gpupipe.sources",
-    "prefetch": "gpupipe.prefetching",
     "pack": "gpupipe.packing",
+    "prefetch": "gpupipe.prefetching",
     "selfcheck": "gpupipe.measure.selfcheck",
     "shuffle_quality": "gpupipe.sampling.shuffle_quality",
     "transform_boxes": "gpupipe.geometry",

@@ -20,27 +20,20 @@ from torchvision.transforms import InterpolationMode, v2
 from torchvision.transforms._presets import ImageClassification
 
 from gpupipe.errors import ConfigError
-from gpupipe.recipe import (
-    SIZE_REMEDY,
+from gpupipe.recipe import SIZE_REMEDY, DType, Exif, Output, Precision, Recipe, fixed_size, order_problems
+from gpupipe.steps import (
     CenterCrop,
     ColorJitter,
-    DType,
-    Exif,
     Grayscale,
-    Interpolation,
     Normalize,
-    Output,
-    Precision,
     RandomGrayscale,
     RandomHorizontalFlip,
     RandomResizedCrop,
     RandomVerticalFlip,
-    Recipe,
     Resize,
     Step,
-    fixed_size,
-    order_problems,
 )
+from gpupipe.steps.base import Interpolation
 
 # A level is 1/255 of the range. The figures are maxima and means over real photos (PARITY.md; 92 to 1000 of them).
 NOTE_PIL_COLOUR = (

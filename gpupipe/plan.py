@@ -7,43 +7,68 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from gpupipe.augmentation import erasing_rows, flip_rows, operation_draws, operation_rows
 from gpupipe.errors import ConfigError
-from gpupipe.recipe import (
+from gpupipe.recipe import Recipe
+from gpupipe.records import PARAMETERS, ColourRows, ErasingRows, GreyRows, JitterRows, Operation, OperationRows, Plan
+from gpupipe.rng import Op, check_seed, first_counter_word, uniforms
+from gpupipe.steps import (
     CenterCrop,
     ColorJitter,
     Grayscale,
+    Normalize,
+    RandomApply,
+    RandomChoice,
+    RandomCrop,
+    RandomErasing,
     RandomGrayscale,
     RandomHorizontalFlip,
     RandomResizedCrop,
     RandomVerticalFlip,
-    Recipe,
     Resize,
     Step,
 )
-from gpupipe.records import ColourRows, GreyRows, JitterRows, Plan
-from gpupipe.rng import Op, check_seed, first_counter_word, uniforms
+from gpupipe.steps.choosing import Container
 
 F64 = npt.NDArray[np.float64]
 I64 = npt.NDArray[np.int64]
+Bools = npt.NDArray[np.bool_]
 
 MAX_INT32 = (1 << 31) - 1  # `Plan` holds int32
 CROP_TRIES = 10  # torchvision.transforms.v2.RandomResizedCrop.make_params
 _ORDERS = np.array(list(itertools.permutations(range(4))), np.uint8)
 
-# Which numbers a step takes, and how many blocks of four. Steps that are not listed draw nothing.
+# Which numbers a step takes, and how many blocks of four.
 _DRAWS: dict[type[Step], tuple[Op, int]] = {
     RandomResizedCrop: (Op.CROP, CROP_TRIES),
+    RandomCrop: (Op.PADDED_CROP, 1),
     RandomHorizontalFlip: (Op.HORIZONTAL_FLIP, 1),
     RandomVerticalFlip: (Op.VERTICAL_FLIP, 1),
     ColorJitter: (Op.JITTER, 2),
     RandomGrayscale: (Op.GREYSCALE, 1),
+    RandomApply: (Op.APPLY, 1),
+    RandomChoice: (Op.CHOICE, 1),
 }
+
+
+def _draws_of(step: Step) -> tuple[Op, int] | None:
+    """None for steps that draw nothing."""
+    return _DRAWS.get(type(step)) or operation_draws(step)
+
+
+def _with_children(steps: Sequence[Step]) -> Iterator[Step]:
+    """Each step, and behind a container the steps in it: the order in which numbers are drawn and used."""
+    for step in steps:
+        yield step
+        if isinstance(step, Container):
+            yield from _with_children(step.steps)
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,9 +125,10 @@ def draw(
     epoch = int(_whole("epoch", [epoch])[0])
     used: Counter[Op] = Counter()
     words: list[int] = []
-    for step in recipe.steps:
-        if type(step) in _DRAWS:
-            op, blocks = _DRAWS[type(step)]
+    for step in _with_children(recipe.steps):
+        drawn = _draws_of(step)
+        if drawn is not None:
+            op, blocks = drawn
             words += [first_counter_word(op, used[op], block) for block in range(blocks)]
             used[op] += 1
     return Draws(index, occurrence, uniforms(check_seed(seed), epoch, index, occurrence, words))
@@ -164,6 +190,10 @@ class _Geometry:
             offset = np.where(want > have, -((want - have) // 2), np.rint((have - want) / 2).astype(np.int64))
             self.window[:, axis] = np.where(flipped, have - offset - want, offset)
 
+    def crop(self, size: tuple[int, int], top: I64, left: I64) -> None:
+        for axis, offset, flipped in ((0, top, self.flip[:, 1]), (1, left, self.flip[:, 0])):
+            self.window[:, axis] = np.where(flipped, self.resized[:, axis] - offset - size[axis], offset)
+
 
 def resolve(recipe: Recipe, draws: Draws, sizes: npt.ArrayLike) -> Plan:
     """The plan of the drawn samples.
@@ -177,7 +207,7 @@ def resolve(recipe: Recipe, draws: Draws, sizes: npt.ArrayLike) -> Plan:
         ConfigError: Sizes that are no positive integers, or of another number than the draws; draws of another
             recipe; a resized side that does not fit into int32.
     """
-    blocks = sum(_DRAWS[type(step)][1] for step in recipe.steps if type(step) in _DRAWS)
+    blocks = sum(drawn[1] for drawn in map(_draws_of, _with_children(recipe.steps)) if drawn is not None)
     if blocks != len(draws.uniforms):
         raise ConfigError(
             f"these draws hold {len(draws.uniforms)} blocks of numbers and the recipe takes {blocks}: "
@@ -186,30 +216,11 @@ def resolve(recipe: Recipe, draws: Draws, sizes: npt.ArrayLike) -> Plan:
             value=len(draws.uniforms),
             allowed=blocks,
         )
-    geometry = _Geometry(_checked_sizes(sizes, len(draws)))
-    colour: list[ColourRows] = []
-    block = 0
+    sizes = _checked_sizes(sizes, len(draws))
+    planner = _Planner(recipe, draws, sizes)
     for step in recipe.steps:
-        count = _DRAWS[type(step)][1] if type(step) in _DRAWS else 0
-        numbers = draws.uniforms[block : block + count]
-        block += count
-        if isinstance(step, RandomResizedCrop):
-            geometry.set_box(*_random_box(step, numbers, geometry.height, geometry.width))
-            geometry.resized[:] = step.size
-        elif isinstance(step, Resize):
-            geometry.resized = _resized(step, geometry.resized)
-        elif isinstance(step, CenterCrop):
-            geometry.center(step.size)
-        elif isinstance(step, RandomHorizontalFlip):
-            geometry.flip[:, 0] ^= numbers[0, 0] < step.p
-        elif isinstance(step, RandomVerticalFlip):
-            geometry.flip[:, 1] ^= numbers[0, 0] < step.p
-        elif isinstance(step, ColorJitter):
-            colour.append(_jitter(step, numbers))
-        elif isinstance(step, RandomGrayscale):
-            colour.append(GreyRows(numbers[0, 0] < step.p))
-        elif isinstance(step, Grayscale):
-            colour.append(GreyRows(np.ones(len(draws), np.bool_)))
+        planner.add(step, np.ones(len(draws), np.bool_))
+    geometry = planner.geometry
     if len(draws) and geometry.resized.max() > MAX_INT32:
         row = int(geometry.resized.max(axis=1).argmax())
         raise ConfigError(
@@ -227,8 +238,128 @@ def resolve(recipe: Recipe, draws: Draws, sizes: npt.ArrayLike) -> Plan:
         window=geometry.window.astype(np.int32),
         size=recipe.output_size,
         flip=geometry.flip,
-        colour=tuple(colour),
+        colour=tuple(planner.colour),
+        operations=tuple(planner.operations()),
+        erasing=tuple(planner.erasing),
     )
+
+
+class _Planner:
+    """The plan so far, step by step."""
+
+    def __init__(self, recipe: Recipe, draws: Draws, sizes: I64) -> None:
+        self.geometry = _Geometry(sizes)
+        self.colour: list[ColourRows] = []
+        self.erasing: list[ErasingRows] = []
+        self._behind: list[ColourRows | OperationRows] = []  # the operations
+        self._border: RandomCrop | None = None
+        self._draws, self._size = draws, recipe.output_size
+        self._block = 0
+        self._first_operation = next(iter(recipe.operation_steps), None)
+        self._operating = False
+
+    def add(self, step: Step, gate: Bools) -> None:
+        """The next step, for the samples of the gate."""
+        drawn = _draws_of(step)
+        numbers = self._draws.uniforms[self._block : self._block + (drawn[1] if drawn is not None else 0)]
+        self._block += len(numbers)
+        self._operating |= step is self._first_operation
+        geometry = self.geometry
+        match step:
+            case RandomApply():
+                for child in step.steps:
+                    self.add(child, gate & (numbers[0, 0] < step.p))
+            case RandomChoice():
+                chosen = _choice(step, numbers[0, 0])
+                for number, child in enumerate(step.steps):
+                    self.add(child, gate & (chosen == number))
+            case RandomResizedCrop():
+                geometry.set_box(*_random_box(step, numbers, geometry.height, geometry.width))
+                geometry.resized[:] = step.size
+            case Resize():
+                geometry.resized = _resized(step, geometry.resized)
+            case CenterCrop():
+                geometry.center(step.size)
+            case RandomCrop():
+                geometry.crop(step.size, *_random_corner(step, numbers[0], geometry.resized, self._draws))
+                self._border = None if step.border_is_black else step
+            case RandomHorizontalFlip() | RandomVerticalFlip():
+                vertical = isinstance(step, RandomVerticalFlip)
+                flipped = gate & (numbers[0, 0] < step.p)
+                if self._operating:
+                    self._behind.append(flip_rows(flipped, vertical=vertical))
+                else:
+                    geometry.flip[:, int(vertical)] ^= flipped
+            case ColorJitter():
+                self._colours().append(_jitter(step, numbers, gate))
+            case RandomGrayscale():
+                self._colours().append(GreyRows(gate & (numbers[0, 0] < step.p)))
+            case Grayscale():
+                self._colours().append(GreyRows(gate))
+            case RandomErasing():
+                self.erasing.append(erasing_rows(step, numbers, self._size))
+            case Normalize():
+                pass
+            case _:
+                self._behind += operation_rows(step, numbers, gate, self._size)
+
+    def _colours(self) -> list[Any]:
+        return self._behind if self._operating else self.colour
+
+    def operations(self) -> list[ColourRows | OperationRows]:
+        """All that comes behind `colour`."""
+        if self._border is None:
+            return self._behind
+        return [_border_rows(self._border, self.geometry), *self._behind]
+
+
+def _choice(step: RandomChoice, numbers: npt.NDArray[np.float64]) -> npt.NDArray[np.intp]:
+    """Which of the steps each sample takes; a weight of 0 is never taken."""
+    weights = np.asarray(step.p if step.p is not None else [1.0] * len(step.steps))
+    ends = np.cumsum(weights / weights.sum())
+    chosen = np.searchsorted(ends, numbers, side="right")
+    last: npt.NDArray[np.intp] = np.minimum(chosen, np.flatnonzero(weights)[-1])  # rounding may leave the end below 1
+    return last
+
+
+def _random_corner(step: RandomCrop, numbers: F64, resized: I64, draws: Draws) -> tuple[I64, I64]:
+    """Top and left of the crop in the image, negative inside the border.
+
+    Source: torchvision.transforms.v2.RandomCrop.make_params
+    """
+    left, top, right, bottom = step.padding
+    corners = []
+    for axis, (before, after) in enumerate(((top, bottom), (left, right))):
+        want = step.size[axis]
+        missing = want - (resized[:, axis] + before + after)
+        if not step.pad_if_needed and len(missing) and missing.max() > 0:
+            row = int(missing.argmax())
+            raise ConfigError(
+                f"sample {draws.index[row]} is {resized[row, 0]} x {resized[row, 1]} pixels where RandomCrop takes "
+                f"{step.size[0]} x {step.size[1]} out of it and a border of {step.padding}: give it "
+                "pad_if_needed=True, more padding, or put a Resize before it",
+                field="sizes",
+                value=tuple(resized[row].tolist()),
+                allowed=f"at least {step.size} with the border",
+            )
+        border = before + np.maximum(missing, 0)
+        padded = resized[:, axis] + before + after + 2 * np.maximum(missing, 0)
+        corners.append(np.floor(numbers[axis] * (padded - want + 1)).astype(np.int64) - border)
+    return corners[0], corners[1]
+
+
+def _border_rows(step: RandomCrop, geometry: _Geometry) -> OperationRows:
+    """Which part of the finished crop is image, so that the rest can be made from it."""
+    found = np.zeros((len(geometry.box), PARAMETERS))
+    for axis, flipped in ((0, geometry.flip[:, 1]), (1, geometry.flip[:, 0])):
+        want = step.size[axis]
+        first = np.clip(-geometry.window[:, axis], 0, want)
+        end = np.clip(geometry.resized[:, axis] - geometry.window[:, axis], 0, want)
+        found[:, axis] = np.where(flipped, want - end, first)
+        found[:, 2 + axis] = end - first
+    outside = (found[:, 2] < step.size[0]) | (found[:, 3] < step.size[1])
+    operation = np.where(outside, np.uint8(Operation.BORDER), np.uint8(Operation.NONE))
+    return OperationRows(operation, found, fill=step.fill, padding_mode=step.padding_mode)
 
 
 def _checked_sizes(sizes: npt.ArrayLike, n: int) -> I64:
@@ -312,7 +443,7 @@ def _resized(step: Resize, sizes: I64) -> I64:
     )
 
 
-def _jitter(step: ColorJitter, numbers: F64) -> JitterRows:
+def _jitter(step: ColorJitter, numbers: F64, gate: Bools) -> JitterRows:
     factors = np.zeros((numbers.shape[2], 4))
     factors[:, :3] = 1.0
     for position, bounds in enumerate(step.ranges):
@@ -320,4 +451,4 @@ def _jitter(step: ColorJitter, numbers: F64) -> JitterRows:
             factors[:, position] = bounds[0] + numbers[0, position] * (bounds[1] - bounds[0])
     order = _ORDERS[(numbers[1, 0] * len(_ORDERS)).astype(np.intp)]
     used = tuple(bounds is not None for bounds in step.ranges)
-    return JitterRows(order=order, factors=factors, used=used)  # type: ignore[arg-type]
+    return JitterRows(order=order, factors=factors, used=used, apply=gate)  # type: ignore[arg-type]

@@ -7,293 +7,27 @@ backend applies them.
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 from gpupipe.errors import ConfigError
+from gpupipe.steps import STEP_TYPES
+from gpupipe.steps.base import Interpolation, Size2, Step, choice, fail, probability
+from gpupipe.steps.choosing import Container, leaves
+from gpupipe.steps.colour import IMAGENET_MEAN, IMAGENET_STD, ColorJitter, Normalize
+from gpupipe.steps.erasing import RandomErasing
+from gpupipe.steps.geometry import CenterCrop, RandomCrop, RandomHorizontalFlip, RandomResizedCrop, Resize
 
 if TYPE_CHECKING:
     from torchvision.transforms import v2
 
-Interpolation = Literal["bilinear", "bicubic"]
 Precision = Literal["float32", "uint8"]
 Exif = Literal["ignore", "apply"]
 DType = Literal["float32", "float16", "bfloat16"]
 MemoryFormat = Literal["contiguous", "channels_last"]
-
-IMAGENET_MEAN = (0.485, 0.456, 0.406)
-IMAGENET_STD = (0.229, 0.224, 0.225)
-
-# Larger than any side an image format here can hold (JPEG: 65,535), small enough for int32 arithmetic.
-MAX_SIDE_PX = 65_535
-
-Size2 = tuple[int, int]
-Range = tuple[float, float]
-
-
-def _fail(name: str, value: object, allowed: str) -> ConfigError:
-    return ConfigError(f"{name}={value!r} is not valid: it must be {allowed}", field=name, value=value, allowed=allowed)
-
-
-def _is_number(value: object) -> bool:
-    """A finite real number that a float can hold; comparing is exact even where converting would overflow."""
-    largest = sys.float_info.max
-    return isinstance(value, int | float) and not isinstance(value, bool) and -largest <= value <= largest
-
-
-def _float(value: object) -> float:
-    """A number as a float, with -0.0 as 0.0: equal steps must have equal fingerprints."""
-    return float(cast("float", value)) + 0.0
-
-
-def _is_side(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= MAX_SIDE_PX
-
-
-def _choice(name: str, value: object, allowed: tuple[str, ...]) -> None:
-    if not isinstance(value, str) or value not in allowed:
-        raise _fail(name, value, "one of " + ", ".join(map(repr, allowed)))
-
-
-def _pair(name: str, value: object) -> Size2:
-    """(height, width) in pixels from one side or a pair."""
-    if _is_side(value):
-        return cast("int", value), cast("int", value)
-    if isinstance(value, Sequence) and len(value) == 2 and all(map(_is_side, value)):
-        return int(value[0]), int(value[1])
-    raise _fail(name, value, f"a side in pixels or (height, width), each from 1 to {MAX_SIDE_PX}")
-
-
-def _range(name: str, value: object, low: float, high: float) -> Range:
-    if isinstance(value, Sequence) and len(value) == 2 and all(map(_is_number, value)):
-        first, last = _float(value[0]), _float(value[1])
-        if low <= first <= last <= high:
-            return first, last
-    raise _fail(name, value, f"(low, high) with {low:g} <= low <= high <= {high:g}")
-
-
-def _probability(name: str, value: object) -> float:
-    if _is_number(value) and 0 <= cast("float", value) <= 1:
-        return _float(value)
-    raise _fail(name, value, "a probability from 0 to 1")
-
-
-class Step:
-    """Base class of the steps; a step is a frozen dataclass of JSON-able values."""
-
-    __slots__ = ()
-    STAGE: ClassVar[Literal["crop", "center", "flip", "colour", "normalize"]]
-
-    def to_dict(self) -> dict[str, Any]:
-        values = {f.name: getattr(self, f.name) for f in fields(cast("Any", self))}
-        return {"step": type(self).__name__, **values}
-
-    def _set(self, **values: object) -> None:
-        for name, value in values.items():
-            object.__setattr__(self, name, value)
-
-
-@dataclass(frozen=True, slots=True)
-class RandomResizedCrop(Step):
-    """A random box of the image, resized to a fixed size.
-
-    Args:
-        size: Output side or (height, width) in pixels.
-        scale: Range of the box's share of the image area.
-        ratio: Range of the box's width / height; drawn log-uniformly.
-        interpolation: "bilinear" or "bicubic"; antialiased.
-
-    Source: torchvision.transforms.v2.RandomResizedCrop; Szegedy et al., "Going deeper with convolutions", 2015.
-    """
-
-    STAGE: ClassVar = "crop"
-    size: Size2
-    scale: Range = (0.08, 1.0)
-    ratio: Range = (3 / 4, 4 / 3)
-    interpolation: Interpolation = "bilinear"
-
-    def __init__(
-        self,
-        size: int | Sequence[int],
-        *,
-        scale: Sequence[float] = (0.08, 1.0),
-        ratio: Sequence[float] = (3 / 4, 4 / 3),
-        interpolation: Interpolation = "bilinear",
-    ) -> None:
-        _choice("interpolation", interpolation, ("bilinear", "bicubic"))
-        # A share above 1 never fits for a square-ish ratio but is legal in torchvision; so it is here.
-        share, aspect = _range("scale", scale, 0, 1e6), _range("ratio", ratio, 0, 1e6)
-        if share[1] == 0:
-            raise _fail("scale", scale, "a range whose upper end is above 0")
-        if aspect[0] <= 0:
-            raise _fail("ratio", ratio, "a range of positive numbers")
-        self._set(size=_pair("size", size), scale=share, ratio=aspect, interpolation=interpolation)
-
-
-@dataclass(frozen=True, slots=True)
-class Resize(Step):
-    """The whole image, resized.
-
-    Args:
-        size: An int resizes the shorter side to it and keeps the aspect ratio (the longer side is
-            ``int(size * long / short)``, as torchvision truncates); (height, width) resizes to exactly that.
-        max_size: With an int `size`: the most that the longer side may become.
-        interpolation: "bilinear" or "bicubic"; antialiased.
-
-    Source: torchvision.transforms.v2.Resize
-    """
-
-    STAGE: ClassVar = "crop"
-    size: int | Size2
-    max_size: int | None = None
-    interpolation: Interpolation = "bilinear"
-
-    def __init__(
-        self,
-        size: int | Sequence[int],
-        *,
-        max_size: int | None = None,
-        interpolation: Interpolation = "bilinear",
-    ) -> None:
-        _choice("interpolation", interpolation, ("bilinear", "bicubic"))
-        if max_size is not None:
-            if not isinstance(size, int):
-                raise _fail("max_size", max_size, "None when size is (height, width)")
-            if not _is_side(max_size) or max_size <= size:
-                raise _fail("max_size", max_size, f"larger than size={size}, the side that the shorter edge gets")
-        side = size if _is_side(size) else _pair("size", size)
-        self._set(size=side, max_size=max_size, interpolation=interpolation)
-
-
-@dataclass(frozen=True, slots=True)
-class CenterCrop(Step):
-    """The centre of the image; where the image is smaller, it is padded with black, as torchvision does.
-
-    Source: torchvision.transforms.v2.CenterCrop
-    """
-
-    STAGE: ClassVar = "center"
-    size: Size2
-
-    def __init__(self, size: int | Sequence[int]) -> None:
-        self._set(size=_pair("size", size))
-
-
-@dataclass(frozen=True, slots=True)
-class RandomHorizontalFlip(Step):
-    """Left and right change places with probability `p`."""
-
-    STAGE: ClassVar = "flip"
-    p: float = 0.5
-
-    def __post_init__(self) -> None:
-        self._set(p=_probability("p", self.p))
-
-
-@dataclass(frozen=True, slots=True)
-class RandomVerticalFlip(Step):
-    """Top and bottom change places with probability `p`."""
-
-    STAGE: ClassVar = "flip"
-    p: float = 0.5
-
-    def __post_init__(self) -> None:
-        self._set(p=_probability("p", self.p))
-
-
-def _jitter_range(name: str, value: object, *, hue: bool = False) -> Range | None:
-    """torchvision's reading of a ColorJitter argument; None where the step would do nothing."""
-    center, low, high = (0.0, -0.5, 0.5) if hue else (1.0, 0.0, 1e6)  # torchvision: no upper bound
-    if value is None:
-        return None
-    if _is_number(value):
-        spread = _float(value)
-        if not 0 <= spread <= high - center:
-            raise _fail(name, value, f"from 0 to {high - center:g}" + (" (turns)" if hue else ""))
-        found = (center - spread, center + spread) if hue else (max(0.0, center - spread), center + spread)
-    else:
-        found = _range(name, value, low, high)
-    return None if found[0] == found[1] == center else found
-
-
-@dataclass(frozen=True, slots=True)
-class ColorJitter(Step):
-    """Brightness, contrast, saturation and hue, each by a random factor, in a random order.
-
-    Args:
-        brightness, contrast, saturation: A number b gives factors from max(0, 1 - b) to 1 + b; a pair gives the
-            range itself. Stored as a range, or None where nothing changes.
-        hue: A number h gives shifts from -h to h, in turns; a pair gives the range; within [-0.5, 0.5].
-
-    Source: torchvision.transforms.v2.ColorJitter
-    """
-
-    STAGE: ClassVar = "colour"
-    brightness: Range | None = None
-    contrast: Range | None = None
-    saturation: Range | None = None
-    hue: Range | None = None
-
-    def __init__(
-        self,
-        brightness: float | Sequence[float] | None = None,
-        contrast: float | Sequence[float] | None = None,
-        saturation: float | Sequence[float] | None = None,
-        hue: float | Sequence[float] | None = None,
-    ) -> None:
-        self._set(
-            brightness=_jitter_range("brightness", brightness),
-            contrast=_jitter_range("contrast", contrast),
-            saturation=_jitter_range("saturation", saturation),
-            hue=_jitter_range("hue", hue, hue=True),
-        )
-
-    @property
-    def ranges(self) -> tuple[Range | None, Range | None, Range | None, Range | None]:
-        """Brightness, contrast, saturation, hue: the numbering that `JitterRows.order` uses."""
-        return self.brightness, self.contrast, self.saturation, self.hue
-
-
-@dataclass(frozen=True, slots=True)
-class Grayscale(Step):
-    """Grey in all three channels: 0.2989 R + 0.587 G + 0.114 B."""
-
-    STAGE: ClassVar = "colour"
-
-
-@dataclass(frozen=True, slots=True)
-class RandomGrayscale(Step):
-    """`Grayscale` with probability `p`."""
-
-    STAGE: ClassVar = "colour"
-    p: float = 0.1
-
-    def __post_init__(self) -> None:
-        self._set(p=_probability("p", self.p))
-
-
-@dataclass(frozen=True, slots=True)
-class Normalize(Step):
-    """(x - mean) / std per channel, for x in [0, 1]."""
-
-    STAGE: ClassVar = "normalize"
-    mean: tuple[float, float, float]
-    std: tuple[float, float, float]
-
-    def __init__(
-        self, mean: float | Sequence[float] = IMAGENET_MEAN, std: float | Sequence[float] = IMAGENET_STD
-    ) -> None:
-        for name, value in (("mean", mean), ("std", std)):
-            channels: Sequence[Any] = value if isinstance(value, Sequence) else [value]
-            if len(channels) not in (1, 3) or not all(map(_is_number, channels)):
-                raise _fail(name, value, "one number or three (red, green, blue), for pixels in [0, 1]")
-            if name == "std" and min(channels) <= 0:
-                raise _fail(name, value, "positive")
-            three = [_float(c) for c in channels] * (3 if len(channels) == 1 else 1)
-            self._set(**{name: tuple(three)})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -309,40 +43,27 @@ class Output:
     memory_format: MemoryFormat = "contiguous"
 
     def __post_init__(self) -> None:
-        _choice("output.dtype", self.dtype, ("float32", "float16", "bfloat16"))
-        _choice("output.memory_format", self.memory_format, ("contiguous", "channels_last"))
-
-
-STEP_TYPES: dict[str, type[Step]] = {
-    cls.__name__: cls
-    for cls in (
-        RandomResizedCrop,
-        Resize,
-        CenterCrop,
-        RandomHorizontalFlip,
-        RandomVerticalFlip,
-        ColorJitter,
-        Grayscale,
-        RandomGrayscale,
-        Normalize,
-    )
-}
+        choice("output.dtype", self.dtype, ("float32", "float16", "bfloat16"))
+        choice("output.memory_format", self.memory_format, ("contiguous", "channels_last"))
 
 
 _STEP_CLASSES = frozenset(STEP_TYPES.values())
-_RANK = {"crop": 0, "center": 1, "colour": 2, "normalize": 3}
+_RANK = {"crop": 0, "center": 1, "colour": 2, "operation": 2, "normalize": 3, "erase": 4}
+_MAY_REPEAT = ("colour", "operation", "erase")
 _WHY_BEFORE = {
     "center": "padding and rounding would differ",
     "colour": "colour steps see the finished size, so the pixels would differ",
+    "operation": "it sees the finished size, so the pixels would differ",
     "normalize": "it works on pixels in [0, 1]",
+    "erase": "its value is one of finished pixels",
 }
 
 
 def order_problems(steps: Sequence[Step]) -> list[tuple[int, str]]:
     """Position of each step that stands in the wrong place, and what it must be instead; empty where all is well.
 
-    The order: one crop or resize, at most one centre crop behind it, then colour, then one Normalize; flips anywhere
-    before Normalize.
+    The order: one crop or resize, at most one CenterCrop or RandomCrop behind it, then colour steps and operations as
+    they come, then one Normalize, then RandomErasing; flips anywhere before Normalize.
     """
     problems: list[tuple[int, str]] = []
     last: Step | None = None
@@ -350,9 +71,11 @@ def order_problems(steps: Sequence[Step]) -> list[tuple[int, str]]:
         stage, before = step.STAGE, last.STAGE if last is not None else None
         name = type(last).__name__
         if stage == "flip":
-            if before == "normalize":
+            if before in ("normalize", "erase"):
                 problems.append((position, "before Normalize"))
-        elif before is None or _RANK[stage] > _RANK[before] or stage == before == "colour":
+        elif before is None or _RANK[stage] > _RANK[before]:
+            last = step
+        elif _RANK[stage] == _RANK[before] and stage in _MAY_REPEAT:
             last = step
         elif stage == before:
             problems.append((position, f"given once; {name} came before and does the same kind of work"))
@@ -365,14 +88,19 @@ def fixed_size(steps: Sequence[Step]) -> Size2 | None:
     """(height, width) in pixels that every image has after the steps; None where it depends on the image."""
     size: Size2 | None = None
     for step in steps:
-        if isinstance(step, RandomResizedCrop | CenterCrop):
+        if isinstance(step, RandomResizedCrop | CenterCrop | RandomCrop):
             size = step.size
         elif isinstance(step, Resize):
             size = step.size if isinstance(step.size, tuple) else None
     return size
 
 
-SIZE_REMEDY = "add RandomResizedCrop, CenterCrop, or Resize with (height, width)"
+def _is_colour(step: Step) -> bool:
+    """Whether backends have a fast way for it: flips and colour steps, alone or in containers."""
+    return all(leaf.STAGE in ("flip", "colour") for leaf in leaves([step]))
+
+
+SIZE_REMEDY = "add RandomResizedCrop, CenterCrop, RandomCrop, or Resize with (height, width)"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -380,8 +108,9 @@ class Recipe:
     """What happens to each image between its file and the batch.
 
     Args:
-        steps: In order: one of RandomResizedCrop or Resize and/or CenterCrop, which must fix the output size; colour
-            steps; Normalize (absent: pixels stay in [0, 1]). Flips may stand anywhere before Normalize.
+        steps: In order: one of RandomResizedCrop or Resize and/or one of CenterCrop or RandomCrop, which must fix the
+            output size; colour steps and operations (blur, rotation, automatic augmentation, ...) as they come;
+            Normalize (absent: pixels stay in [0, 1]); RandomErasing. Flips may stand anywhere before Normalize.
         precision: "float32": nothing is rounded between decode and output. "uint8": rounded after the resize and
             after each colour step, as torchvision's operators do on uint8 tensors.
         exif: "ignore" (what torchvision's ImageFolder does) or "apply" (turn the image upright first).
@@ -403,21 +132,21 @@ class Recipe:
 
     def __post_init__(self) -> None:
         if not isinstance(self.steps, Sequence) or not all(type(step) in _STEP_CLASSES for step in self.steps):
-            raise _fail("steps", self.steps, "a sequence of gpupipe steps (" + ", ".join(STEP_TYPES) + ")")
+            raise fail("steps", self.steps, "a sequence of gpupipe steps (" + ", ".join(STEP_TYPES) + ")")
         object.__setattr__(self, "steps", tuple(self.steps))
-        _choice("precision", self.precision, ("float32", "uint8"))
-        _choice("exif", self.exif, ("ignore", "apply"))
+        choice("precision", self.precision, ("float32", "uint8"))
+        choice("exif", self.exif, ("ignore", "apply"))
         if not isinstance(self.output, Output):
-            raise _fail("output", self.output, "an Output")
+            raise fail("output", self.output, "an Output")
         if (
             not isinstance(self.notes, Sequence)
             or isinstance(self.notes, str)
             or not all(isinstance(note, str) for note in self.notes)
         ):
-            raise _fail("notes", self.notes, "a sequence of strings")
+            raise fail("notes", self.notes, "a sequence of strings")
         object.__setattr__(self, "notes", tuple(self.notes))
         for position, allowed in order_problems(self.steps):
-            raise _fail(f"steps[{position}]", type(self.steps[position]).__name__, allowed)
+            raise fail(f"steps[{position}]", type(self.steps[position]).__name__, allowed)
         if fixed_size(self.steps) is None:
             raise ConfigError(
                 f"the steps leave images of different sizes, which make no batch: {SIZE_REMEDY}",
@@ -459,11 +188,11 @@ class Recipe:
         ['RandomResizedCrop', 'RandomHorizontalFlip', 'Normalize']
         """
         steps: list[Step] = [RandomResizedCrop(size, scale=scale, ratio=ratio, interpolation=interpolation)]
-        if _probability("hflip", hflip) > 0:
+        if probability("hflip", hflip) > 0:
             steps.append(RandomHorizontalFlip(hflip))
         if jitter is not None:
             if not isinstance(jitter, Sequence) or isinstance(jitter, str) or not 1 <= len(jitter) <= 4:
-                raise _fail("jitter", jitter, "None or (brightness, contrast, saturation, hue)")
+                raise fail("jitter", jitter, "None or (brightness, contrast, saturation, hue)")
             steps.append(ColorJitter(*jitter))
         steps.append(Normalize(mean, std))
         return cls(steps=tuple(steps), precision=precision, exif=exif, output=Output() if output is None else output)
@@ -524,8 +253,36 @@ class Recipe:
 
     @property
     def colour_steps(self) -> tuple[Step, ...]:
-        """ColorJitter, Grayscale and RandomGrayscale in order: `Plan.colour` has one entry for each."""
-        return tuple(step for step in self.steps if step.STAGE == "colour")
+        """The steps on colours that come before any operation, in order; `Plan.colour` has an entry for each leaf.
+
+        ColorJitter, Grayscale, RandomGrayscale, and containers of nothing but these. Backends have fast ways for them.
+        """
+        return tuple(step for step in self._split()[0] if step.STAGE != "flip")
+
+    @property
+    def operation_steps(self) -> tuple[Step, ...]:
+        """The first step that `colour_steps` cannot hold and all that follow it up to Normalize, in order.
+
+        `Plan.operations` has an entry for each leaf, for colour steps and flips among them, too. A RandomCrop whose
+        border is not black comes first.
+        """
+        return self._split()[1]
+
+    def _split(self) -> tuple[tuple[Step, ...], tuple[Step, ...]]:
+        border: tuple[Step, ...] = ()
+        behind: list[Step] = []
+        for step in self.steps:
+            if isinstance(step, RandomCrop) and not step.border_is_black:
+                border, behind = (step,), []
+            elif step.STAGE in ("flip", "colour", "operation"):
+                behind.append(step)
+        colours = () if border else tuple(itertools.takewhile(_is_colour, behind))
+        return colours, (*border, *behind[len(colours) :])
+
+    @property
+    def erasing_steps(self) -> tuple[RandomErasing, ...]:
+        """In order; `Plan.erasing` has an entry for each."""
+        return tuple(step for step in self.steps if isinstance(step, RandomErasing))
 
     @property
     def normalize(self) -> Normalize:
@@ -579,11 +336,11 @@ class Recipe:
             )
         unknown = set(found) - {"version", "steps", "precision", "exif", "output", "notes"}
         if unknown:
-            raise _fail("recipe", sorted(unknown), "without these unknown entries")
+            raise fail("recipe", sorted(unknown), "without these unknown entries")
         try:
             output = Output(**found.get("output", {}))
         except TypeError as error:
-            raise _fail("output", found["output"], 'an object with "dtype" and "memory_format" at most') from error
+            raise fail("output", found["output"], 'an object with "dtype" and "memory_format" at most') from error
         return cls(
             steps=tuple(_step_from_dict(position, step) for position, step in enumerate(found["steps"])),
             precision=found.get("precision", "float32"),
@@ -614,14 +371,16 @@ class Recipe:
 def _step_from_dict(position: int, found: object) -> Step:
     name = found.get("step") if isinstance(found, Mapping) else None
     if not isinstance(found, Mapping) or not isinstance(name, str) or name not in STEP_TYPES:
-        raise _fail(f"steps[{position}]", found, "an object whose 'step' is one of " + ", ".join(STEP_TYPES))
+        raise fail(f"steps[{position}]", found, "an object whose 'step' is one of " + ", ".join(STEP_TYPES))
     arguments = {key: tuple(value) if isinstance(value, list) else value for key, value in found.items()}
     del arguments["step"]
+    if issubclass(STEP_TYPES[name], Container) and isinstance(arguments.get("steps"), tuple):
+        arguments["steps"] = tuple(_step_from_dict(position, step) for step in arguments["steps"])
     try:
         return STEP_TYPES[name](**arguments)
     except TypeError as error:
         allowed = ", ".join(f.name for f in fields(cast("Any", STEP_TYPES[name]))) or "no further entries"
-        raise _fail(f"steps[{position}]", found, f"an object whose entries are those of {name}: {allowed}") from error
+        raise fail(f"steps[{position}]", found, f"an object whose entries are those of {name}: {allowed}") from error
 
 
 def _short(value: object) -> str:

@@ -42,6 +42,24 @@ class Op(IntEnum):
     SUBSTITUTE = 6
     SHARDS = 7
     WINDOWS = 8
+    PADDED_CROP = 9
+    APPLY = 10
+    CHOICE = 11
+    BLUR = 12
+    SOLARIZE = 13
+    POSTERIZE = 14
+    INVERT = 15
+    AUTOCONTRAST = 16
+    EQUALIZE = 17
+    SHARPNESS = 18
+    ROTATION = 19
+    AFFINE = 20
+    TRIVIAL_AUGMENT = 21
+    RAND_AUGMENT = 22
+    AUTO_AUGMENT = 23
+    ERASING = 24
+    MIXING = 25
+    FUNCTION = 26
 
 
 def check_seed(seed: object) -> int:

@@ -2,17 +2,16 @@
 
 from hypothesis import strategies as st
 
-from gpupipe.recipe import (
+from gpupipe.recipe import Output, Recipe
+from gpupipe.steps import (
     CenterCrop,
     ColorJitter,
     Grayscale,
     Normalize,
-    Output,
     RandomGrayscale,
     RandomHorizontalFlip,
     RandomResizedCrop,
     RandomVerticalFlip,
-    Recipe,
     Resize,
 )
 

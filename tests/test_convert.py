@@ -22,20 +22,19 @@ from gpupipe import convert
 from gpupipe.convert import from_torchvision, to_torchvision
 from gpupipe.errors import ConfigError
 from gpupipe.plan import make_plan
-from gpupipe.recipe import (
+from gpupipe.recipe import Output, Recipe
+from gpupipe.records import JitterRows, Plan
+from gpupipe.steps import (
     CenterCrop,
     ColorJitter,
     Grayscale,
     Normalize,
-    Output,
     RandomGrayscale,
     RandomHorizontalFlip,
     RandomResizedCrop,
     RandomVerticalFlip,
-    Recipe,
     Resize,
 )
-from gpupipe.records import JitterRows, Plan
 from tests import images
 from tests.recipes import recipes
 

@@ -15,12 +15,13 @@ PACKAGE = Path(gpupipe.__file__).parent
 # Low to high. A unit is a module or a package directly below gpupipe; it imports itself and what stands in rows above.
 LAYERS = (
     ("errors", "files", "parallel", "progress"),
-    ("checks",),
+    ("checks", "steps"),
     ("recipe", "records", "rng", "collating", "trees"),
     ("prefetching",),
     ("convert", "pillow"),
     ("headers",),
     ("decode", "faults"),
+    ("augmentation",),
     ("plan", "geometry", "sources", "sampling"),
     ("cache",),
     ("backends",),

@@ -12,7 +12,9 @@ from torchvision.transforms.v2.functional._geometry import _compute_resized_outp
 
 from gpupipe.errors import ConfigError
 from gpupipe.plan import draw, make_plan, resolve
-from gpupipe.recipe import (
+from gpupipe.recipe import Recipe
+from gpupipe.records import GreyRows, JitterRows, Plan
+from gpupipe.steps import (
     CenterCrop,
     ColorJitter,
     Grayscale,
@@ -21,10 +23,8 @@ from gpupipe.recipe import (
     RandomHorizontalFlip,
     RandomResizedCrop,
     RandomVerticalFlip,
-    Recipe,
     Resize,
 )
-from gpupipe.records import GreyRows, JitterRows, Plan
 from tests.recipes import recipes
 
 FULL = Recipe(

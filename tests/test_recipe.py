@@ -14,24 +14,22 @@ from torchvision.transforms import v2
 
 from gpupipe import recipe as module
 from gpupipe.errors import ConfigError
-from gpupipe.recipe import (
-    IMAGENET_MEAN,
-    IMAGENET_STD,
-    MAX_SIDE_PX,
+from gpupipe.recipe import Output, Recipe
+from gpupipe.steps import (
     STEP_TYPES,
     CenterCrop,
     ColorJitter,
     Grayscale,
     Normalize,
-    Output,
     RandomGrayscale,
     RandomHorizontalFlip,
     RandomResizedCrop,
     RandomVerticalFlip,
-    Recipe,
     Resize,
     Step,
 )
+from gpupipe.steps.base import MAX_SIDE_PX
+from gpupipe.steps.colour import IMAGENET_MEAN, IMAGENET_STD
 from tests.recipes import recipes
 
 NAN, INF, HUGE = math.nan, math.inf, 10**400
@@ -163,7 +161,9 @@ def test_order_problems_lists_every_step_in_the_wrong_place():
 
 @pytest.mark.parametrize("steps", [(), (FLIP,), (RESIZE,), (Resize(5, max_size=6), FLIP, NORMAL), (GREY,)])
 def test_steps_that_leave_images_of_different_sizes_are_refused(steps):
-    with pytest.raises(ConfigError, match=r"different sizes.*add RandomResizedCrop, CenterCrop, or Resize") as caught:
+    with pytest.raises(
+        ConfigError, match=r"different sizes.*add RandomResizedCrop, CenterCrop, RandomCrop, or Resize"
+    ) as caught:
         Recipe(steps=steps)
     assert caught.value.field == "steps"
     assert caught.value.value == [type(step).__name__ for step in steps]

@@ -15,13 +15,12 @@ from torchvision.transforms.v2 import functional as F
 
 from gpupipe import decode
 from gpupipe.backends.base import Options
+from gpupipe.backends.erasing import erase
+from gpupipe.backends.operators import apply_step
 from gpupipe.backends.thread_pool import ThreadPoolBackend
 from gpupipe.headers import Header
 from gpupipe.recipe import Recipe
-from gpupipe.records import JitterRows, Plan, Record
-
-# By the numbering of `JitterRows.order`.
-_ADJUST = (F.adjust_brightness, F.adjust_contrast, F.adjust_saturation, F.adjust_hue)
+from gpupipe.records import Plan, Record
 
 
 class TorchvisionBackend(ThreadPoolBackend):
@@ -67,11 +66,14 @@ def decode_and_apply(recipe: Recipe, record: Record, header: Header, plan: Plan,
         pixels = np.ascontiguousarray(decode.upright(pixels, header.orientation))
     image = apply_row(pixels, plan, row, recipe)
     # Per image, while it is in the cache: as fast as a batch at once, and no pass over the batch is left for the end.
-    out.copy_(F.normalize(image, recipe.normalize.mean, recipe.normalize.std))
+    image = F.normalize(image, recipe.normalize.mean, recipe.normalize.std)
+    for step in plan.erasing:
+        erase(image, step, row)
+    out.copy_(image)
 
 
 def apply_row(pixels: npt.NDArray[np.uint8], plan: Plan, row: int, recipe: Recipe) -> torch.Tensor:
-    """Everything but `Normalize` and `Output`: crop, resize, window, flips and colour.
+    """Everything in front of `Normalize`: crop, resize, window, flips, colour and operations.
 
     Args:
         pixels: uint8 (height, width, 3): the decoded and, with exif="apply", upright image.
@@ -101,12 +103,7 @@ def apply_row(pixels: npt.NDArray[np.uint8], plan: Plan, row: int, recipe: Recip
         image = F.horizontal_flip(image)
     if vertically:
         image = F.vertical_flip(image)
-    for step in plan.colour:
-        if isinstance(step, JitterRows):
-            for operation in step.order[row].tolist():
-                if step.used[operation]:
-                    image = _ADJUST[operation](image, float(step.factors[row, operation]))
-        elif step.apply[row]:
-            image = F.rgb_to_grayscale(image, num_output_channels=3)
+    for step in (*plan.colour, *plan.operations):
+        image = apply_step(image, step, row)
     image = F.to_dtype(image, torch.float32, scale=True)
     return image

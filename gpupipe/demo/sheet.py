@@ -11,8 +11,8 @@ from PIL import Image, ImageDraw, ImageFont
 
 from gpupipe.errors import GpupipeError
 from gpupipe.pillow import use_image
-from gpupipe.recipe import Normalize
 from gpupipe.records import Record
+from gpupipe.steps import Normalize
 
 if TYPE_CHECKING:
     import torch

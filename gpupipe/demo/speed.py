@@ -51,7 +51,7 @@ def _plain_transform(recipe: Recipe) -> Any:
     import torch
     from torchvision.transforms import v2
 
-    from gpupipe.recipe import ColorJitter
+    from gpupipe.steps import ColorJitter
 
     jitter = [v2.ColorJitter(*step.ranges) for step in recipe.steps if isinstance(step, ColorJitter)]
     return v2.Compose(

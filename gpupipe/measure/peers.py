@@ -26,17 +26,10 @@ from torchvision.transforms import v2
 from gpupipe.backends.intra_op import use_one_intra_op_thread
 from gpupipe.convert import to_v2
 from gpupipe.errors import BackendUnavailable, ConfigError
-from gpupipe.recipe import (
-    CenterCrop,
-    ColorJitter,
-    Normalize,
-    RandomHorizontalFlip,
-    RandomResizedCrop,
-    Recipe,
-    Resize,
-)
+from gpupipe.recipe import Recipe
 from gpupipe.records import Record
 from gpupipe.sources.base import Source
+from gpupipe.steps import CenterCrop, ColorJitter, Normalize, RandomHorizontalFlip, RandomResizedCrop, Resize
 
 Epochs = Iterable[Any]
 

@@ -18,8 +18,9 @@ from PIL.JpegImagePlugin import JpegImageFile
 from gpupipe.errors import DecodeError
 from gpupipe.headers import Header, scan
 from gpupipe.pillow import use_image
-from gpupipe.recipe import CenterCrop, Normalize, Output, Recipe, Step
+from gpupipe.recipe import Output, Recipe
 from gpupipe.records import JitterRows, Plan, Record
+from gpupipe.steps import CenterCrop, Normalize, Step
 
 U8 = npt.NDArray[np.uint8]
 Feed = Literal["file", "decoded", "resized"]

@@ -8,7 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from gpupipe.recipe import ColorJitter, RandomResizedCrop, Recipe, Resize
+from gpupipe.recipe import Recipe
+from gpupipe.steps import ColorJitter, RandomResizedCrop, Resize
 
 # Two correct float32 computations of the same stage differ by a few units in the last place. The largest normalised
 # value is about 2.7, its last place 2.4e-7; times std * 255 that is 1.4e-5 LSB a rounding. Where "exact" is promised,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torchvision.transforms import InterpolationMode, v2
 
-from gpupipe import recipe as steps
+from gpupipe import steps
 from gpupipe.records import GreyRows, JitterRows
 
 NAMES = ("brightness_factor", "contrast_factor", "saturation_factor", "hue_factor")

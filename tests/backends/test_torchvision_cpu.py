@@ -113,7 +113,9 @@ def test_apply_row_every_jitter_order_equals_direct_calls(order, precision):
     recipe = dataclasses.replace(Recipe(steps=(CenterCrop(20), STRONG)), precision=precision)
     plan = make_plan(recipe, seed=0, epoch=0, indices=[0], sizes=[(20, 20)])
     factors = (1.4, 0.6, 1.7, -0.3)
-    rows = JitterRows(order=np.array([order], np.uint8), factors=np.array([factors]), used=(True,) * 4)
+    rows = JitterRows(
+        order=np.array([order], np.uint8), factors=np.array([factors]), used=(True,) * 4, apply=np.ones(1, np.bool_)
+    )
     pixels = images.photo(20, 20)
     ours = apply_row(pixels, dataclasses.replace(plan, colour=(rows,)), 0, recipe)
 
@@ -139,7 +141,7 @@ def test_apply_row_unused_operation_is_skipped(operation):
     plan = make_plan(recipe, seed=0, epoch=0, indices=[0], sizes=[(20, 20)])
     used = tuple(position != operation for position in range(4))
     neutral = np.where(used, (1.0, 1.0, 1.0, 0.0), 0.3)[None]
-    rows = JitterRows(order=np.array([[3, 1, 0, 2]], np.uint8), factors=neutral, used=used)
+    rows = JitterRows(order=np.array([[3, 1, 0, 2]], np.uint8), factors=neutral, used=used, apply=np.ones(1, np.bool_))
     pixels = images.photo(20, 20)
     ours = apply_row(pixels, dataclasses.replace(plan, colour=(rows,)), 0, recipe)
     expected = torch.from_numpy(pixels).permute(2, 0, 1).float() / 255

@@ -12,8 +12,9 @@ import torch
 from gpupipe import backends
 from gpupipe.backends.base import Applied
 from gpupipe.headers import Header
-from gpupipe.recipe import Normalize, Recipe
+from gpupipe.recipe import Recipe
 from gpupipe.records import Plan
+from gpupipe.steps import Normalize
 
 
 @dataclass

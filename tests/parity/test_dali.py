@@ -8,7 +8,7 @@ from torchvision.transforms.v2 import functional as F
 
 import gpupipe as gp
 from gpupipe import backends, decode
-from gpupipe.backends import torchvision_cpu
+from gpupipe.backends import operators, torchvision_cpu
 
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("nvidia") is None or importlib.util.find_spec("nvidia.dali") is None,
@@ -38,8 +38,8 @@ def wrong_resize(monkeypatch):
 
 
 def wrong_jitter(monkeypatch):
-    adjust = (*torchvision_cpu._ADJUST[:3], lambda image, turns: F.adjust_hue(image, -turns))
-    monkeypatch.setattr(torchvision_cpu, "_ADJUST", adjust)
+    adjust = (*operators._ADJUST[:3], lambda image, turns: F.adjust_hue(image, -turns))
+    monkeypatch.setattr(operators, "_ADJUST", adjust)
 
 
 def wrong_normalize(monkeypatch):

@@ -12,8 +12,10 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
-from gpupipe.recipe import ColorJitter, Recipe
+from gpupipe.recipe import Recipe
 from gpupipe.records import JitterRows, Plan
+from gpupipe.steps import ColorJitter
+from gpupipe.steps.choosing import leaves
 
 F32 = npt.NDArray[np.float32]
 F64 = npt.NDArray[np.float64]
@@ -40,7 +42,7 @@ def slots(recipe: Recipe) -> tuple[Slot, ...]:
     side hold all 24 orders, with one turn of the hue, which costs as much as all the rest.
     """
     found: list[Slot] = []
-    for step in recipe.colour_steps:
+    for step in leaves(recipe.colour_steps):
         if isinstance(step, ColorJitter):
             blends, hue = _jitter_slots(tuple(bounds is not None for bounds in step.ranges))
             found += [*blends, *hue, *(blends if hue else ())]
@@ -78,9 +80,11 @@ class HueRows:
     """Parameters of one turn of the hue.
 
     Attributes:
+        used: bool (n,).
         shift: float32 (n,), in sixths of a turn.
     """
 
+    used: Bools
     shift: F32
 
 
@@ -127,10 +131,10 @@ def _jitter_rows(step: JitterRows) -> list[SlotRows]:
         grey[slot, row] = np.where(operation == _SATURATION, 1 - factor, 0)
         filled[row] += 1
     # A factor of 1 changes nothing, in torchvision either.
-    used &= image != 1
+    used &= (image != 1) & step.apply
     found: list[SlotRows] = [BlendRows(used[i], _f32(image[i]), _f32(mean[i]), _f32(grey[i])) for i in range(total)]
     if hue:
-        found.insert(len(blends), HueRows(_f32(step.factors[:, _HUE] * SIXTHS_IN_A_TURN)))
+        found.insert(len(blends), HueRows(step.apply, _f32(step.factors[:, _HUE] * SIXTHS_IN_A_TURN)))
     return found
 
 

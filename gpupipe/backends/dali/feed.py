@@ -141,8 +141,8 @@ def _view(record: Record) -> U8:
 def _colour_arrays(plan: Plan) -> Arrays:
     found: Arrays = {}
     for number, rows in enumerate(slot_rows(plan)):
+        found[f"used_{number}"] = rows.used
         if isinstance(rows, BlendRows):
-            found[f"used_{number}"] = rows.used
             found[f"mixes_{number}"] = rows.mixes
             found[f"image_{number}"], found[f"mean_{number}"] = rows.image, rows.mean
             found[f"grey_{number}"] = rows.grey

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from gpupipe.recipe import Interpolation
 from gpupipe.records import Plan
+from gpupipe.steps.base import Interpolation
 
 Bools = npt.NDArray[np.bool_]
 Ints = npt.NDArray[np.int32]

@@ -195,9 +195,13 @@ def _blend(image: Node, number: int, recipe: Recipe) -> Node:
 
 
 def _hue(image: Node, number: int, recipe: Recipe, placement: Placement) -> Node:
-    turned = _turned(image, _input(f"shift_{number}", types.FLOAT, 0), placement)
-    if recipe.precision == "uint8":
-        turned = math.floor(turned * _TO_UINT8)
+    shift = _input(f"shift_{number}", types.FLOAT, 0)
+    if _input(f"used_{number}", types.BOOL, 0):
+        turned = _turned(image, shift, placement)
+        if recipe.precision == "uint8":
+            turned = math.floor(turned * _TO_UINT8)
+    else:
+        turned = image
     return turned
 
 

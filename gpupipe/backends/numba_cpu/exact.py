@@ -22,7 +22,9 @@ import torch
 from gpupipe.backends.numba_cpu import kernels
 from gpupipe.backends.numba_cpu.render import Renderer
 from gpupipe.plan import make_plan
-from gpupipe.recipe import CenterCrop, ColorJitter, Grayscale, Interpolation, RandomGrayscale, RandomResizedCrop, Recipe
+from gpupipe.recipe import Recipe
+from gpupipe.steps import CenterCrop, ColorJitter, Grayscale, RandomGrayscale, RandomResizedCrop
+from gpupipe.steps.base import Interpolation
 
 U8 = npt.NDArray[np.uint8]
 

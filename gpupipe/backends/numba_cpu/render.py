@@ -164,6 +164,8 @@ def _passes(plan: Plan, row: int) -> list[Colours]:
         return [_NO_COLOURS]
     passes: list[list[tuple[int, float]]] = [[]]
     for step in plan.colour:
+        if not step.apply[row]:
+            continue
         if isinstance(step, JitterRows):
             factors = step.factors[row].tolist()
             for operation in step.order[row].tolist():
@@ -171,7 +173,7 @@ def _passes(plan: Plan, row: int) -> list[Colours]:
                     if operation == kernels.CONTRAST:
                         passes.append([])
                     passes[-1].append((operation, factors[operation]))
-        elif step.apply[row]:
+        else:
             passes[-1].append((kernels.GREY, 0.0))
     return [_colours(operations) for operations in passes]
 

@@ -15,6 +15,7 @@ from tests.backends.dali.common import assert_within, lossless, lsb, plan_of, pl
 
 SIZE = (24, 32)
 ORDERS = np.array(list(itertools.permutations(range(4))), np.uint8)
+ALWAYS = np.ones(64, np.bool_)
 NAMES = ("brightness", "contrast", "saturation", "hue")
 # Clamping, no change, and beyond what anybody uses.
 FACTORS = (0.0, 0.2, 0.7, 1.0, 1.3, 1.8, 3.0)
@@ -49,7 +50,12 @@ def one_operation(operation, factors):
     neutral = np.tile([1.0, 1.0, 1.0, 0.0], (len(factors), 1))
     neutral[:, operation] = factors
     used = tuple(position == operation for position in range(4))
-    return JitterRows(order=np.tile(np.arange(4, dtype=np.uint8), (len(factors), 1)), factors=neutral, used=used)
+    return JitterRows(
+        order=np.tile(np.arange(4, dtype=np.uint8), (len(factors), 1)),
+        factors=neutral,
+        used=used,
+        apply=np.ones(len(factors), np.bool_),
+    )
 
 
 def recipe_of(*steps, precision="float32"):
@@ -82,7 +88,9 @@ def test_colour_one_operation_on_uint8_equals_torchvisions_uint8(operation):
 def test_colour_all_24_orders_equal_torchvision(low):
     rng = np.random.default_rng(0)
     factors = np.concatenate([rng.uniform(low, low + 0.6, (48, 3)), rng.uniform(-0.5, 0.5, (48, 1))], axis=1)
-    rows = JitterRows(order=np.tile(ORDERS, (2, 1)), factors=factors, used=(True,) * 4)
+    rows = JitterRows(
+        order=np.tile(ORDERS, (2, 1)), factors=factors, used=(True,) * 4, apply=np.ones(len(factors), np.bool_)
+    )
     recipe = recipe_of(ALL)
     records, plan = pictures(48), unresized((rows,), 48)
     assert_within(run(recipe, records, plan), references(records, plan, recipe), recipe, 0.01)
@@ -94,7 +102,7 @@ def test_colour_every_subset_of_operations_skips_the_others(used):
     rng = np.random.default_rng(0)
     # Factors of unused operations must not matter.
     factors = np.concatenate([rng.uniform(0.2, 1.8, (24, 3)), rng.uniform(-0.5, 0.5, (24, 1))], axis=1)
-    rows = JitterRows(order=ORDERS, factors=factors, used=used)
+    rows = JitterRows(order=ORDERS, factors=factors, used=used, apply=ALWAYS[: len(factors)])
     recipe = recipe_of(step)
     records, plan = pictures(24), unresized((rows,), 24)
     assert_within(run(recipe, records, plan), references(records, plan, recipe), recipe, 0.01)
@@ -166,7 +174,7 @@ def test_slots_unused_operations_take_no_place():
 
 def test_slot_rows_each_sample_uses_as_many_blends_as_it_has_operations():
     factors = np.tile([0.5, 1.5, 0.7, 0.1], (24, 1))
-    rows = JitterRows(order=ORDERS, factors=factors, used=(True,) * 4)
+    rows = JitterRows(order=ORDERS, factors=factors, used=(True,) * 4, apply=ALWAYS[: len(factors)])
     found = slot_rows(unresized((rows,), 24))
     assert len(found) == 7
     blends = [slot for slot in found if isinstance(slot, BlendRows)]

@@ -18,8 +18,8 @@ from gpupipe.backends.base import Options
 from gpupipe.backends.numba_cpu import NumbaBackend, exact, kernels
 from gpupipe.backends.torchvision_cpu import TorchvisionBackend
 from gpupipe.headers import scan, upright_size
-from gpupipe.recipe import IMAGENET_STD
 from gpupipe.records import Record
+from gpupipe.steps.colour import IMAGENET_STD
 from tests import images
 from tests.conftest import REPO
 

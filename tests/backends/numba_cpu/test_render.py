@@ -24,7 +24,7 @@ from gpupipe import (
 )
 from gpupipe.backends.numba_cpu import kernels
 from gpupipe.backends.numba_cpu.render import Renderer
-from gpupipe.recipe import IMAGENET_STD
+from gpupipe.steps.colour import IMAGENET_STD
 from tests import images
 from tests.backends.reference import stock
 
