@@ -6,7 +6,8 @@ source of each function here.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Iterator
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -33,6 +34,7 @@ from gpupipe.steps import (
 
 F64 = npt.NDArray[np.float64]
 I64 = npt.NDArray[np.int64]
+Ints = npt.NDArray[np.intp]
 Bools = npt.NDArray[np.bool_]
 Size2 = tuple[int, int]
 
@@ -78,11 +80,11 @@ def operation_rows(step: Step, numbers: F64, gate: Bools, size: Size2) -> list[O
     """
     match step:
         case TrivialAugmentWide():
-            return [_trivial_augment(step, numbers, gate, size)]
+            return [_trivial_augment(step, numbers[0], gate, size)]
         case RandAugment():
             return [_rand_augment(step, block, gate, size) for block in numbers]
         case AutoAugment():
-            return _auto_augment(step, numbers, gate, size)
+            return list(_auto_augment(step, numbers, gate, size))
         case GaussianBlur():
             return [
                 _rows(gate, Operation.BLUR, _between(numbers[0, 0], step.sigma), kernel_size=step.kernel_size),
@@ -232,101 +234,106 @@ def _magnitudes(name: str, count: int, size: Size2, *, wide: bool) -> F64 | None
     return None
 
 
-_SIGNED = ("ShearX", "ShearY", "TranslateX", "TranslateY", "Rotate", "Brightness", "Color", "Contrast", "Sharpness")
-_SPACE = ("Identity", *_SIGNED, "Posterize", "Solarize", "AutoContrast", "Equalize")
+_ACTIONS = {
+    "Identity": Operation.NONE,
+    "ShearX": Operation.AFFINE,
+    "ShearY": Operation.AFFINE,
+    "TranslateX": Operation.AFFINE,
+    "TranslateY": Operation.AFFINE,
+    "Rotate": Operation.ROTATE,
+    "Brightness": Operation.BRIGHTNESS,
+    "Color": Operation.SATURATION,
+    "Contrast": Operation.CONTRAST,
+    "Sharpness": Operation.SHARPNESS,
+    "Posterize": Operation.POSTERIZE,
+    "Solarize": Operation.SOLARIZE,
+    "AutoContrast": Operation.AUTOCONTRAST,
+    "Equalize": Operation.EQUALIZE,
+    "Invert": Operation.INVERT,
+}
+_NAMES = tuple(_ACTIONS)
+_SPACE = len(_NAMES) - 1  # RandAugment and TrivialAugment have no Invert, the last
+_OPERATIONS = np.array([int(operation) for operation in _ACTIONS.values()], np.uint8)
+_SHEAR_X, _SHEAR_Y, _TRANSLATE_X, _TRANSLATE_Y = map(_NAMES.index, ("ShearX", "ShearY", "TranslateX", "TranslateY"))
+_IS_SIGNED = np.array([_SHEAR_X <= number <= _NAMES.index("Sharpness") for number in range(len(_NAMES))])
+_IS_FACTOR = np.array([name in ("Brightness", "Color", "Contrast", "Sharpness") for name in _NAMES])
 
 
-def _named(rows: OperationRows, which: Bools, name: str, strength: F64, size: Size2) -> None:
-    """Put one of the named operations where `which` says, with a signed strength (n,) each.
+@cache
+def _strengths(count: int, size: Size2, *, wide: bool) -> F64:
+    """(names, count): the strengths of each operation; zeros where it has none."""
+    rows = [_magnitudes(name, count, size, wide=wide) for name in _NAMES]
+    return np.stack([np.zeros(count) if row is None else row for row in rows])
+
+
+_Policy = TrivialAugmentWide | RandAugment | AutoAugment
+
+
+def _named(step: _Policy, names: Ints, strength: F64, sign: F64, gate: Bools, size: Size2) -> OperationRows:
+    """One of the named operations for each sample.
+
+    Args:
+        step: For its interpolation and fill.
+        names: Integers (n,): positions in `_NAMES`.
+        strength: float64 (n,), without its sign.
+        sign: float64 (n,): below 0.5 the strength becomes negative, where it has a sign.
+        gate: bool (n,): for the others, nothing.
+        size: (height, width) in pixels.
 
     Source: torchvision.transforms.v2._auto_augment, `_apply_image_or_video_transform`.
     """
+    strength = np.where(_IS_SIGNED[names] & (sign < 0.5), -strength, strength)
+    operation = np.where(gate, _OPERATIONS[names], np.uint8(Operation.NONE))
+    parameters = np.zeros((len(names), PARAMETERS))
+    parameters[:, 0] = np.where(_IS_FACTOR[names], 1.0 + strength, strength)
     center = _center(None, size)
-    shear = np.degrees(np.arctan(strength))
-    shift = np.trunc(strength)
-    table: dict[str, tuple[Any, ...]] = {
-        "Identity": (Operation.NONE,),
-        "ShearX": (Operation.AFFINE, 0.0, 0.0, 0.0, 1.0, shear, 0.0, 0.0, 0.0),
-        "ShearY": (Operation.AFFINE, 0.0, 0.0, 0.0, 1.0, 0.0, shear, 0.0, 0.0),
-        "TranslateX": (Operation.AFFINE, 0.0, shift, 0.0, 1.0, 0.0, 0.0, *center),
-        "TranslateY": (Operation.AFFINE, 0.0, 0.0, shift, 1.0, 0.0, 0.0, *center),
-        "Rotate": (Operation.ROTATE, strength, *center),
-        "Brightness": (Operation.BRIGHTNESS, 1.0 + strength),
-        "Color": (Operation.SATURATION, 1.0 + strength),
-        "Contrast": (Operation.CONTRAST, 1.0 + strength),
-        "Sharpness": (Operation.SHARPNESS, 1.0 + strength),
-        "Posterize": (Operation.POSTERIZE, strength),
-        "Solarize": (Operation.SOLARIZE, strength),
-        "AutoContrast": (Operation.AUTOCONTRAST,),
-        "Equalize": (Operation.EQUALIZE,),
-        "Invert": (Operation.INVERT,),
-    }
-    _put(rows, which, *table[name])
+    parameters[operation == Operation.ROTATE, 1:3] = center
+    parameters[operation == Operation.AFFINE] = (0.0, 0.0, 0.0, 1.0, 0.0, 0.0, 0.0, 0.0)
+    for name, column in ((_SHEAR_X, 4), (_SHEAR_Y, 5)):  # about the corner
+        which = gate & (names == name)
+        parameters[which, column] = np.degrees(np.arctan(strength[which]))
+    for name, column in ((_TRANSLATE_X, 1), (_TRANSLATE_Y, 2)):
+        which = gate & (names == name)
+        parameters[which, column] = np.trunc(strength[which])
+        parameters[which, 6:] = center
+    parameters[operation == Operation.NONE] = 0.0
+    return OperationRows(operation, parameters, interpolation=step.interpolation, fill=step.fill)
 
 
-def _one_of_the_space(
-    step: TrivialAugmentWide | RandAugment,
-    block: F64,
-    gate: Bools,
-    size: Size2,
-    strength_of: Callable[[F64], F64],
-    *,
-    wide: bool,
-) -> OperationRows:
-    """One of the fourteen operations for each sample; `strength_of` picks from the strengths."""
-    which, _, sign, _ = block
-    found = _nothing(len(gate), interpolation=step.interpolation, fill=step.fill)
-    chosen = (which * len(_SPACE)).astype(np.intp)
-    signs = np.where(sign < 0.5, -1.0, 1.0)
-    for number, name in enumerate(_SPACE):
-        magnitudes = _magnitudes(name, step.num_magnitude_bins, size, wide=wide)
-        strength = np.zeros(len(gate)) if magnitudes is None else strength_of(magnitudes)
-        _named(found, gate & (chosen == number), name, strength * (signs if name in _SIGNED else 1.0), size)
-    return found
-
-
-def _trivial_augment(step: TrivialAugmentWide, numbers: F64, gate: Bools, size: Size2) -> OperationRows:
-    bins = (numbers[0, 1] * step.num_magnitude_bins).astype(np.intp)
-    return _one_of_the_space(step, numbers[0], gate, size, lambda magnitudes: magnitudes[bins], wide=True)
+def _trivial_augment(step: TrivialAugmentWide, block: F64, gate: Bools, size: Size2) -> OperationRows:
+    which, strong, sign, _ = block
+    names = (which * _SPACE).astype(np.intp)
+    bins = (strong * step.num_magnitude_bins).astype(np.intp)
+    return _named(step, names, _strengths(step.num_magnitude_bins, size, wide=True)[names, bins], sign, gate, size)
 
 
 def _rand_augment(step: RandAugment, block: F64, gate: Bools, size: Size2) -> OperationRows:
-    def strength_of(magnitudes: F64) -> F64:
-        return np.full(len(gate), magnitudes[step.magnitude])
+    which, _, sign, _ = block
+    names = (which * _SPACE).astype(np.intp)
+    strength = _strengths(step.num_magnitude_bins, size, wide=False)[names, step.magnitude]
+    return _named(step, names, strength, sign, gate, size)
 
-    return _one_of_the_space(step, block, gate, size, strength_of, wide=False)
 
-
-def _auto_augment(step: AutoAugment, numbers: F64, gate: Bools, size: Size2) -> list[OperationRows]:
+def _auto_augment(step: AutoAugment, numbers: F64, gate: Bools, size: Size2) -> Iterator[OperationRows]:
     (policy, first_chance, first_sign, _), (second_chance, second_sign, _, _) = numbers
-    pairs = AUTO_AUGMENT_POLICIES[step.policy]
-    chosen = (policy * len(pairs)).astype(np.intp)
-    found = []
+    names, probabilities, levels = AUTO_AUGMENT_POLICIES[step.policy]
+    pair = (policy * len(names)).astype(np.intp)
+    strengths = _strengths(_AUTO_AUGMENT_BINS, size, wide=False)
     for place, (chance, sign) in enumerate(((first_chance, first_sign), (second_chance, second_sign))):
-        rows = _nothing(len(gate), interpolation=step.interpolation, fill=step.fill)
-        signs = np.where(sign < 0.5, -1.0, 1.0)
-        for number, pair in enumerate(pairs):
-            name, probability, level = pair[place]
-            magnitudes = _magnitudes(name, _AUTO_AUGMENT_BINS, size, wide=False)
-            strength = 0.0 if magnitudes is None or level is None else magnitudes[level]
-            signed = strength * (signs if name in _SIGNED else np.ones(len(gate)))
-            _named(rows, gate & (chosen == number) & (chance < probability), name, signed, size)
-        found.append(rows)
-    return found
+        name = names[pair, place]
+        applied = gate & (chance < probabilities[pair, place])
+        yield _named(step, name, strengths[name, levels[pair, place]], sign, applied, size)
 
 
 _AUTO_AUGMENT_BINS = 10
-_Pair = tuple[tuple[str, float, int | None], tuple[str, float, int | None]]
 
 
-def _pairs(text: str) -> tuple[_Pair, ...]:
-    """Lines of "name probability level name probability level", "-" for no level."""
-
-    def half(name: str, probability: str, level: str) -> tuple[str, float, int | None]:
-        return name, float(probability), None if level == "-" else int(level)
-
-    lines = [line.split() for line in text.strip().splitlines()]
-    return tuple((half(*line[:3]), half(*line[3:])) for line in lines)
+def _pairs(text: str) -> tuple[Ints, F64, Ints]:
+    """Names, probabilities and levels, (pairs, 2) each, from lines of two times these three, "-" for no level."""
+    words = np.array(text.split()).reshape(-1, 2, 3)
+    names = np.array([[_NAMES.index(name) for name in pair] for pair in words[..., 0]])
+    levels = np.where(words[..., 2] == "-", "0", words[..., 2])
+    return names, words[..., 1].astype(np.float64), levels.astype(np.intp)
 
 
 # Source: the tables of the paper's appendix, as torchvision.transforms.v2.AutoAugment has them.
