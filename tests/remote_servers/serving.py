@@ -7,6 +7,7 @@ import struct
 import threading
 from collections import Counter
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
@@ -92,7 +93,7 @@ class Service:
         server.server_close()
         with self._lock:
             for connection in self._connections:
-                _reset(connection)
+                _end(connection)
 
     def __enter__(self) -> Any:
         return self
@@ -125,6 +126,8 @@ class Service:
     def opened(self, connection: socket.socket) -> None:
         with self._lock:
             self._connections.add(connection)
+            if self._server is None:
+                _end(connection)
 
     def closed(self, connection: socket.socket) -> None:
         with self._lock:
@@ -168,14 +171,11 @@ class _Handler(BaseHTTPRequestHandler):
 
 def reset(connection: socket.socket) -> None:
     """End a connection with RST and not FIN: what was sent and not yet read is lost, too."""
-    _reset(connection)
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    connection.close()  # now, as the server sends a FIN before it closes
     raise Gone
 
 
-def _reset(connection: socket.socket) -> None:
-    try:
-        connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-        connection.shutdown(socket.SHUT_RD)
-        connection.close()
-    except OSError:  # closed by its client or its thread just now
-        pass
+def _end(connection: socket.socket) -> None:
+    with suppress(OSError):  # ended just now by its client
+        connection.shutdown(socket.SHUT_RDWR)
