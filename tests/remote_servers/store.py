@@ -2,7 +2,8 @@
 
     python -m tests.remote_servers.store ROOT [--latency-s 0.02] [--stall-s 2 --stall-share 0.001] [--seed 0]
 
-serves until its standard input ends, in a process of its own; the first line it prints is its URL.
+serves until its standard input ends, in a process of its own. The first line it prints is its URL; for each line that it
+reads it prints a JSON object of what it gave out since the last one.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import argparse
 import hashlib
 import html
+import json
 import os
 import re
 import socket
@@ -24,16 +26,19 @@ import numpy as np
 
 from tests.remote_servers.serving import Request, Response, Service
 
+PART_BYTES = 1 << 20
+Delay = Callable[[Request, int], float]
+
 
 class FolderStore(Service):
     """Serves what is below a folder, and sees changes.
 
     Args:
         root: The folder.
-        delay_s: How long to wait before the answer to a request.
+        delay_s: How long to wait before each `PART_BYTES` of an answer, by their number.
     """
 
-    def __init__(self, root: Path, delay_s: Callable[[Request], float] | None = None) -> None:
+    def __init__(self, root: Path, delay_s: Delay | None = None) -> None:
         self._root = root.resolve()
         self._delay_s = delay_s
         self._tags: dict[tuple[Path, int, int], str] = {}
@@ -41,13 +46,15 @@ class FolderStore(Service):
 
     def respond(self, request: Request, headers: Mapping[str, str], connection: socket.socket) -> None:
         del headers
-        if self._delay_s is not None:
-            time.sleep(self._delay_s(request))
         response = self._answer(request)
-        if request.method == "HEAD":
-            connection.sendall(Response(response.status, response.headers).head(len(response.body)))
-        else:
-            connection.sendall(response.head(len(response.body)) + response.body)
+        body = b"" if request.method == "HEAD" else response.body
+        sent, head = 0, response.head(len(response.body))
+        for part in range(max(1, -(-len(body) // PART_BYTES))):
+            if self._delay_s is not None:
+                time.sleep(self._delay_s(request, part))
+            data = body[sent : sent + PART_BYTES]
+            connection.sendall(head + data if not sent else data)
+            sent += len(data)
 
     def _answer(self, request: Request) -> Response:
         path = (self._root / unquote(request.path).lstrip("/")).resolve()
@@ -93,29 +100,44 @@ def _span(header: str, size: int) -> slice | None:
     return slice(start, stop) if start < size and stop > start else None
 
 
-def slow(seed: int, latency_s: float, stall_s: float = 0.0, stall_share: float = 0.0) -> Callable[[Request], float]:
-    """The same latency for every request, and a stall for a share of them that the seed picks by object and attempt."""
+class Slow:
+    """The same latency for every request, and stalls that the seed picks by object, attempt and part.
 
-    def delay_s(request: Request) -> float:
-        words = f"{request.method} {request.target} {request.range} {request.attempt}".encode()
-        draw = np.random.default_rng([seed, *hashlib.sha256(words).digest()[:8]]).random()
-        return latency_s + (stall_s if draw < stall_share else 0.0)
+    Args:
+        seed: Picks the stalls.
+        latency_s: Before the first byte of an answer.
+        stall_s: How long a stall is.
+        stall_share: Of all parts of answers.
+    """
 
-    return delay_s
+    def __init__(self, seed: int, latency_s: float, stall_s: float = 0.0, stall_share: float = 0.0) -> None:
+        self._seed, self._latency_s, self._stall_s, self._stall_share = seed, latency_s, stall_s, stall_share
+        self.stalls = 0
+
+    def __call__(self, request: Request, part: int) -> float:
+        words = f"{request.method} {request.target} {request.range} {request.attempt} {part}".encode()
+        draw = np.random.default_rng([self._seed, *hashlib.sha256(words).digest()[:8]]).random()
+        stalls = draw < self._stall_share
+        self.stalls += stalls
+        return (0.0 if part else self._latency_s) + (self._stall_s if stalls else 0.0)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("root", type=Path)
     parser.add_argument("--latency-s", type=float, default=0.0)
     parser.add_argument("--stall-s", type=float, default=0.0)
     parser.add_argument("--stall-share", type=float, default=0.0)
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
-    delay_s = slow(options.seed, options.latency_s, options.stall_s, options.stall_share)
+    delay_s = Slow(options.seed, options.latency_s, options.stall_s, options.stall_share)
     with FolderStore(options.root, delay_s) as store:
         print(store.url, flush=True)  # noqa: T201
-        sys.stdin.read()
+        seen = stalls = 0
+        for _ in sys.stdin:
+            requests, stalled = len(store.requests), delay_s.stalls
+            print(json.dumps({"requests": requests - seen, "stalls": stalled - stalls}), flush=True)  # noqa: T201
+            seen, stalls = requests, stalled
 
 
 if __name__ == "__main__":

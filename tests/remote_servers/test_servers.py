@@ -11,7 +11,7 @@ import pytest
 from tests.remote_servers import s3
 from tests.remote_servers.proxy import KINDS, Fault, Proxy, always, first, seeded
 from tests.remote_servers.serving import Request
-from tests.remote_servers.store import slow
+from tests.remote_servers.store import FolderStore, Slow
 
 DATA = bytes(range(256)) * 10
 
@@ -116,11 +116,23 @@ def test_seeded_faults_are_the_same_in_any_order_and_end():
     assert {fault.kind for fault in drawn} >= set(KINDS) - {"flip"}
 
 
-def test_slow_store_stalls_for_its_share():
-    delay_s = slow(0, 0.02, 2, 0.1)
-    delays = [delay_s(Request("GET", f"/{number}", None, 0)) for number in range(1000)]
+def test_slow_store_waits_and_stalls_for_its_share():
+    slow = Slow(0, 0.02, 2, 0.1)
+    delays = [slow(Request("GET", f"/{number}", None, 0), 0) for number in range(1000)]
     assert set(delays) == {0.02, 2.02}
-    assert 60 < delays.count(2.02) < 150
+    assert 60 < delays.count(2.02) == slow.stalls < 150
+    assert {slow(Request("GET", f"/{number}", None, 0), 1) for number in range(100)} == {0, 2}
+
+
+def test_slow_store_gives_large_objects_whole(served):
+    root, _ = served
+    data = bytes(range(256)) * 10_000
+    (root / "large.bin").write_bytes(data)
+    parts = []
+    with FolderStore(root, lambda request, part: parts.append(part) or 0.0) as store:
+        assert ask(store, "/large.bin")[2] == data
+        assert ask(store, "/large.bin", method="HEAD")[1]["Content-Length"] == str(len(data))
+    assert parts == [0, 1, 2, 0]
 
 
 def test_delay_and_pause_take_their_time(proxy):
