@@ -2,8 +2,8 @@
 
     python -m tests.remote_servers.store ROOT [--latency-s 0.02] [--stall-s 2 --stall-share 0.001] [--seed 0]
 
-serves until its standard input ends, in a process of its own. The first line it prints is its URL; for each line that it
-reads it prints a JSON object of what it gave out since the last one.
+serves until its standard input ends, in a process of its own. The first line it prints is its URL; for each line that
+it reads it prints a JSON object of what it gave out since the last one.
 """
 
 from __future__ import annotations
