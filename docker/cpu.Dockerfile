@@ -1,0 +1,81 @@
+# syntax=docker/dockerfile:1
+# gpupipe on a CPU. From the repository's root:
+#
+#   docker build -f docker/cpu.Dockerfile -t gpupipe:cpu .
+#   docker build -f docker/cpu.Dockerfile -t gpupipe:cpu-test --target test .
+#
+# TORCH_INDEX_URL names an index with CPU builds of torch, which are gigabytes smaller than PyPI's.
+ARG BASE_IMAGE=debian:bookworm-20250520-slim
+
+FROM ${BASE_IMAGE} AS python
+# hadolint ignore=DL3008
+RUN apt-get update \
+ && apt-get install --no-install-recommends -y python3 \
+ && rm -rf /var/lib/apt/lists/*
+ENV PATH=/opt/venv/bin:$PATH \
+    PIP_DISABLE_PIP_VERSION_CHECK=1 \
+    PYTHONUNBUFFERED=1
+
+FROM python AS tools
+# hadolint ignore=DL3008
+RUN apt-get update \
+ && apt-get install --no-install-recommends -y python3-venv \
+ && rm -rf /var/lib/apt/lists/*
+WORKDIR /build
+
+# The libraries, in a stage that sees nothing but what is asked for: cached while only code changes.
+FROM tools AS libraries
+COPY docker/requirements.py pyproject.toml ./
+RUN python3 requirements.py pyproject.toml fast lmdb measure > requirements.txt \
+ && python3 requirements.py pyproject.toml test > requirements-test.txt
+ARG TORCH_INDEX_URL=
+# A pip.conf for a mirror goes in as a secret and stays out of the image: --secret id=pip_conf,src=pip.conf
+# hadolint ignore=DL3013,DL3042
+RUN --mount=type=cache,target=/root/.cache/pip \
+    --mount=type=secret,id=pip_conf,target=/run/secrets/pip.conf \
+    export PIP_CONFIG_FILE=/run/secrets/pip.conf \
+ && python3 -m venv /opt/venv \
+ && pip install --upgrade pip \
+ && if [ -n "$TORCH_INDEX_URL" ]; then pip install --index-url "$TORCH_INDEX_URL" torch torchvision; fi \
+ && pip install -r requirements.txt
+
+FROM tools AS wheel
+COPY pyproject.toml README.md LICENSE ./
+COPY gpupipe gpupipe
+# hadolint ignore=DL3042
+RUN --mount=type=cache,target=/root/.cache/pip \
+    --mount=type=secret,id=pip_conf,target=/run/secrets/pip.conf \
+    export PIP_CONFIG_FILE=/run/secrets/pip.conf \
+ && python3 -m venv /opt/venv \
+ && pip wheel --no-deps --wheel-dir /dist .
+
+FROM python AS runtime
+# The home takes numba's kernels, compiled at the first start, and indexes of data that is mounted read-only.
+RUN useradd --create-home --uid 1000 gpupipe
+COPY --from=libraries /opt/venv /opt/venv
+RUN --mount=type=bind,from=wheel,source=/dist,target=/dist \
+    pip install --no-cache-dir --no-deps --no-index /dist/*.whl
+USER 1000:1000
+WORKDIR /home/gpupipe
+# All pixels are compared on generated images, which takes about 20 s of a core or two: hence the long interval.
+HEALTHCHECK --interval=1h --timeout=5m --start-period=5m --retries=1 CMD ["gpupipe", "selfcheck"]
+ENTRYPOINT ["gpupipe"]
+CMD ["--help"]
+
+# The suite. It runs when the image does; arguments are pytest's.
+FROM runtime AS test
+USER 0:0
+# hadolint ignore=DL3042
+RUN --mount=type=cache,target=/root/.cache/pip \
+    --mount=type=secret,id=pip_conf,target=/run/secrets/pip.conf \
+    --mount=type=bind,from=libraries,source=/build,target=/build \
+    PIP_CONFIG_FILE=/run/secrets/pip.conf pip install -r /build/requirements-test.txt
+COPY --chown=1000:1000 . /src
+WORKDIR /src
+USER 1000:1000
+HEALTHCHECK NONE
+ENTRYPOINT ["python", "-m", "pytest", "-p", "no:cacheprovider"]
+CMD ["-n", "auto"]
+
+# What a build without --target makes.
+FROM runtime AS final
