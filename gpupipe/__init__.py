@@ -60,8 +60,11 @@ if TYPE_CHECKING:
     from gpupipe.steps import AutoAugment as AutoAugment
     from gpupipe.steps import CenterCrop as CenterCrop
     from gpupipe.steps import ColorJitter as ColorJitter
+    from gpupipe.steps import CutMix as CutMix
     from gpupipe.steps import GaussianBlur as GaussianBlur
     from gpupipe.steps import Grayscale as Grayscale
+    from gpupipe.steps import Mix as Mix
+    from gpupipe.steps import MixUp as MixUp
     from gpupipe.steps import Normalize as Normalize
     from gpupipe.steps import RandAugment as RandAugment
     from gpupipe.steps import RandomAdjustSharpness as RandomAdjustSharpness
@@ -99,6 +102,7 @@ _PUBLIC = {
     "ColorJitter": "gpupipe.steps",
     "ConfigError": "gpupipe.errors",
     "CostAware": "gpupipe.sampling.cost",
+    "CutMix": "gpupipe.steps",
     "DecodeError": "gpupipe.errors",
     "GaussianBlur": "gpupipe.steps",
     "GpupipeError": "gpupipe.errors",
@@ -108,6 +112,8 @@ _PUBLIC = {
     "Keep": "gpupipe.collating.kinds",
     "LengthBuckets": "gpupipe.sampling.length",
     "Loader": "gpupipe.loader",
+    "Mix": "gpupipe.steps",
+    "MixUp": "gpupipe.steps",
     "Normalize": "gpupipe.steps",
     "OnError": "gpupipe.faults",
     "Options": "gpupipe.backends.base",

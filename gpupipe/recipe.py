@@ -20,6 +20,7 @@ from gpupipe.steps.choosing import Container, leaves
 from gpupipe.steps.colour import IMAGENET_MEAN, IMAGENET_STD, ColorJitter, Normalize
 from gpupipe.steps.erasing import RandomErasing
 from gpupipe.steps.geometry import CenterCrop, RandomCrop, RandomHorizontalFlip, RandomResizedCrop, Resize
+from gpupipe.steps.mixing import Mix
 
 if TYPE_CHECKING:
     from torchvision.transforms import v2
@@ -115,6 +116,7 @@ class Recipe:
             after each colour step, as torchvision's operators do on uint8 tensors.
         exif: "ignore" (what torchvision's ImageFolder does) or "apply" (turn the image upright first).
         output: Type of the batch.
+        mix: `MixUp`, `CutMix` or a sequence of them, of which each batch takes one; or `Mix`, which has more to say.
         notes: What a reader should know about how this recipe came about; not part of its identity.
 
     Raises:
@@ -128,6 +130,7 @@ class Recipe:
     precision: Precision = "float32"
     exif: Exif = "ignore"
     output: Output = field(default_factory=Output)
+    mix: Mix | None = None
     notes: tuple[str, ...] = field(default=(), compare=False)
 
     def __post_init__(self) -> None:
@@ -138,6 +141,7 @@ class Recipe:
         choice("exif", self.exif, ("ignore", "apply"))
         if not isinstance(self.output, Output):
             raise fail("output", self.output, "an Output")
+        object.__setattr__(self, "mix", Mix.of(self.mix))
         if (
             not isinstance(self.notes, Sequence)
             or isinstance(self.notes, str)
@@ -300,6 +304,7 @@ class Recipe:
             "precision": self.precision,
             "exif": self.exif,
             "output": {"dtype": self.output.dtype, "memory_format": self.output.memory_format},
+            **({} if self.mix is None else {"mix": self.mix.to_dict()}),
             "notes": list(self.notes),
         }
 
@@ -334,7 +339,7 @@ class Recipe:
                 value=found.get("version") if isinstance(found, Mapping) else None,
                 allowed=1,
             )
-        unknown = set(found) - {"version", "steps", "precision", "exif", "output", "notes"}
+        unknown = set(found) - {"version", "steps", "precision", "exif", "output", "mix", "notes"}
         if unknown:
             raise fail("recipe", sorted(unknown), "without these unknown entries")
         try:
@@ -346,6 +351,7 @@ class Recipe:
             precision=found.get("precision", "float32"),
             exif=found.get("exif", "ignore"),
             output=output,
+            mix=None if found.get("mix") is None else Mix.from_dict(found["mix"]),
             notes=found.get("notes", ()),
         )
 
@@ -361,6 +367,8 @@ class Recipe:
 
     def __repr__(self) -> str:
         lines = [f"    {_step_repr(step)}" for step in self.steps]
+        if self.mix is not None:
+            lines.append(f"    {self.mix!r}")
         lines.append(
             f"    precision={self.precision!r}, exif={self.exif!r}, "
             f"output={self.output.dtype} {self.output.memory_format} {self.output_size[0]} x {self.output_size[1]}"

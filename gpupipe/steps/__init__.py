@@ -12,6 +12,7 @@ from gpupipe.steps.geometry import (
     RandomVerticalFlip,
     Resize,
 )
+from gpupipe.steps.mixing import CutMix, Mix, MixUp
 from gpupipe.steps.operations import (
     GaussianBlur,
     RandomAdjustSharpness,
@@ -30,8 +31,11 @@ __all__ = [
     "AutoAugment",
     "CenterCrop",
     "ColorJitter",
+    "CutMix",
     "GaussianBlur",
     "Grayscale",
+    "Mix",
+    "MixUp",
     "Normalize",
     "RandAugment",
     "RandomAdjustSharpness",
