@@ -13,6 +13,7 @@ import numpy.typing as npt
 import torch
 
 from gpupipe.backends.base import Options
+from gpupipe.backends.erasing import erase
 from gpupipe.backends.numba_cpu.decode import Decoder, widened
 from gpupipe.backends.numba_cpu.exact import uint8_is_exact
 from gpupipe.backends.numba_cpu.render import Renderer
@@ -78,6 +79,8 @@ class _Workers(threading.local):
         region = widened(needed, *size)
         pixels, place = self.decoder.pixels(record.data, header, region)
         self.renderer.render(pixels, place, region, taps, plan, row, _flat(image))
+        for step in plan.erasing:
+            erase(image, step, row)
 
 
 def _flat(image: torch.Tensor) -> npt.NDArray[np.float32] | npt.NDArray[np.uint16]:

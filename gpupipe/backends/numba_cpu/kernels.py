@@ -966,6 +966,7 @@ def float_render(
     target: Any,
     first_pass: Any,
     last_pass: Any,
+    summing: Any,
 ) -> Any:
     """All rows of an image, or one pass over them.
 
@@ -980,9 +981,10 @@ def float_render(
         target: A `Target`.
         first_pass: Begin with the pixels; else with what the pass before left in `scratch.planes`.
         last_pass: Normalise and write to the target; else leave the rows in `scratch.planes`.
+        summing: Add up the grey values after this pass, which is not the last.
 
     Returns:
-        The sum of the image's grey values after this pass, unless it is the last.
+        The sum.
     """
     width = columns.length
     if first_pass:
@@ -1009,7 +1011,8 @@ def float_render(
                 store(line, width, target, row, rows.length)
             else:
                 copy(line, scratch.planes[row])
-                total += float_grey_sum(line, width)
+                if summing:
+                    total += float_grey_sum(line, width)
     return total
 
 
@@ -1026,6 +1029,7 @@ def uint8_render(
     target: Any,
     first_pass: Any,
     last_pass: Any,
+    summing: Any,
 ) -> Any:
     """As `float_render`, for uint8 precision and with a `Uint8Scratch`.
 
@@ -1063,7 +1067,8 @@ def uint8_render(
             store(line, width, target, row, rows.length)
         else:
             copy(line, scratch.planes[row])
-            total += uint8_grey_sum(line, width)
+            if summing:
+                total += uint8_grey_sum(line, width)
     return total
 
 

@@ -11,15 +11,23 @@ from gpupipe.backends.numba_cpu import kernels
 from gpupipe.backends.numba_cpu.decode import Box, widened
 from gpupipe.backends.numba_cpu.kernels import Axis, Colours, FloatScratch, Target, Uint8Scratch
 from gpupipe.recipe import Recipe
-from gpupipe.records import JitterRows, Plan
+from gpupipe.records import ColourRows, GreyRows, JitterRows, Operation, OperationRows, Plan
 
 U8 = npt.NDArray[np.uint8]
 Taps = tuple[int, int]
+Run = list[tuple[int, float]]  # colour operations and their factors, one after another
 
 # Sums of whole numbers up to here are exact in float32, in whatever order they are made.
 _EXACT = 1 << 24
 
 _NO_COLOURS = Colours(np.zeros(0, np.int64), np.zeros(0, np.float32), np.zeros(0, np.float32))
+
+# Operations that are colour operations as those of a ColorJitter are.
+_COLOURS = {
+    Operation.BRIGHTNESS: kernels.BRIGHTNESS,
+    Operation.CONTRAST: kernels.CONTRAST,
+    Operation.SATURATION: kernels.SATURATION,
+}
 
 
 class Renderer:
@@ -66,7 +74,7 @@ class Renderer:
     def render(
         self, pixels: U8, place: Box, region: Box, taps: Taps, plan: Plan, row: int, out: npt.NDArray[Any]
     ) -> None:
-        """Crop, resize, flip, colour, normalise and store one image.
+        """Crop, resize, flip, colour, operate, normalise and store one image; everything but erasing.
 
         Args:
             pixels: uint8 (height, 3 * width) in C order.
@@ -87,15 +95,34 @@ class Renderer:
         columns = Axis(width, resized_width, first_column, self._width, horizontally, region[1] - left, taps[1])
         kernel = kernels.float_render if self._single else kernels.uint8_render
         target = Target(out, self._kind, self._interleaved, self._mean, self._std)
-        passes = _passes(plan, row)
-        pivot = np.float32(0)
-        for number, colours in enumerate(passes):
-            first, last = number == 0, number == len(passes) - 1
-            total = kernel(
-                pixels, place, rows, columns, self._bicubic, colours, pivot, self._scratch, target, first, last
-            )
-            if not last:
-                pivot = self._mean_grey(total)
+        runs, operations = _runs(plan, row)
+        for place_of_run, run in enumerate(runs):
+            if place_of_run > 0:
+                self._operate(operations[place_of_run - 1], row)
+            passes = _passes(run)
+            pivot = np.float32(0)
+            for number, colours in enumerate(passes):
+                first = place_of_run == number == 0
+                ends_run = number == len(passes) - 1
+                last = ends_run and place_of_run == len(runs) - 1
+                if ends_run and not (first or last or run):
+                    continue  # nothing to do between two operations
+                total = kernel(
+                    *(pixels, place, rows, columns, self._bicubic, colours, pivot),
+                    *(self._scratch, target, first, last, not ends_run),
+                )
+                if not ends_run:
+                    pivot = self._mean_grey(total)
+
+    def _operate(self, step: OperationRows, row: int) -> None:
+        """One operation on the rows in `planes`."""
+        import torch
+
+        from gpupipe.backends.operators import apply_step
+
+        lines = self._scratch.planes.reshape(self._height, 3, -1)
+        picture = lines[:, :, : self._width].transpose(1, 0, 2)
+        picture[:] = apply_step(torch.from_numpy(np.ascontiguousarray(picture)), step, row).numpy()
 
     def render_whole(self, pixels: U8, plan: Plan, row: int, out: npt.NDArray[Any]) -> None:
         """`render` from a decoded image: uint8 (height, width, 3) in C order."""
@@ -158,27 +185,44 @@ class Renderer:
         )
 
 
-def _passes(plan: Plan, row: int) -> list[Colours]:
-    """The colour operations of a row, a new pass beginning with each contrast step: it needs the mean before it."""
-    if not plan.colour:
-        return [_NO_COLOURS]
-    passes: list[list[tuple[int, float]]] = [[]]
-    for step in plan.colour:
-        if not step.apply[row]:
+def _runs(plan: Plan, row: int) -> tuple[list[Run], list[OperationRows]]:
+    """Runs of colour operations, and the other operations that stand between them, one less."""
+    runs: list[Run] = [[]]
+    operations: list[OperationRows] = []
+    for step in (*plan.colour, *plan.operations):
+        if not isinstance(step, OperationRows):
+            runs[-1] += _run(step, row)
             continue
-        if isinstance(step, JitterRows):
-            factors = step.factors[row].tolist()
-            for operation in step.order[row].tolist():
-                if step.used[operation]:
-                    if operation == kernels.CONTRAST:
-                        passes.append([])
-                    passes[-1].append((operation, factors[operation]))
-        else:
-            passes[-1].append((kernels.GREY, 0.0))
+        operation = Operation(step.operation[row])
+        if operation in _COLOURS:
+            runs[-1].append((_COLOURS[operation], float(step.parameters[row, 0])))
+        elif operation != Operation.NONE:
+            operations.append(step)
+            runs.append([])
+    return runs, operations
+
+
+def _run(step: ColourRows, row: int) -> Run:
+    """What a colour step does to a sample."""
+    if not step.apply[row]:
+        return []
+    if isinstance(step, GreyRows):
+        return [(kernels.GREY, 0.0)]
+    factors = step.factors[row].tolist()
+    return [(operation, factors[operation]) for operation in step.order[row].tolist() if step.used[operation]]
+
+
+def _passes(run: Run) -> list[Colours]:
+    """The colour operations, a new pass beginning with each contrast step: it needs the mean before it."""
+    passes: list[Run] = [[]]
+    for operation, factor in run:
+        if operation == kernels.CONTRAST:
+            passes.append([])
+        passes[-1].append((operation, factor))
     return [_colours(operations) for operations in passes]
 
 
-def _colours(operations: list[tuple[int, float]]) -> Colours:
+def _colours(operations: Run) -> Colours:
     if not operations:
         return _NO_COLOURS
     numbers, factors = zip(*operations, strict=True)
