@@ -100,6 +100,7 @@ def draw(
     epoch: int,
     indices: npt.ArrayLike,
     occurrences: npt.ArrayLike | None = None,
+    view: int = 0,
 ) -> Draws:
     """The random numbers of some samples. Cheapest in chunks of 256 or more.
 
@@ -109,6 +110,7 @@ def draw(
         epoch: In [0, 2**63).
         indices: Integers (n,): positions in the data set.
         occurrences: Integers (n,): how often each index came before in the global order of the epoch; None: never.
+        view: Which of several views of the same samples; see `gpupipe.Views`.
 
     Raises:
         ConfigError: A seed, epoch, index or occurrence that is negative or no integer, or shapes that differ.
@@ -129,8 +131,10 @@ def draw(
         drawn = _draws_of(step)
         if drawn is not None:
             op, blocks = drawn
-            words += [first_counter_word(op, used[op], block) for block in range(blocks)]
+            words += [first_counter_word(op, used[op], block, view) for block in range(blocks)]
             used[op] += 1
+    if recipe.sample_functions:
+        words.append(first_counter_word(Op.FUNCTION, 0, 0, view))
     return Draws(index, occurrence, uniforms(check_seed(seed), epoch, index, occurrence, words))
 
 
@@ -208,6 +212,7 @@ def resolve(recipe: Recipe, draws: Draws, sizes: npt.ArrayLike) -> Plan:
             recipe; a resized side that does not fit into int32.
     """
     blocks = sum(drawn[1] for drawn in map(_draws_of, _with_children(recipe.steps)) if drawn is not None)
+    blocks += bool(recipe.sample_functions)
     if blocks != len(draws.uniforms):
         raise ConfigError(
             f"these draws hold {len(draws.uniforms)} blocks of numbers and the recipe takes {blocks}: "
@@ -241,6 +246,7 @@ def resolve(recipe: Recipe, draws: Draws, sizes: npt.ArrayLike) -> Plan:
         colour=tuple(planner.colour),
         operations=tuple(planner.operations()),
         erasing=tuple(planner.erasing),
+        function_key=(draws.uniforms[-1, 0] * 2.0**53).astype(np.uint64) if recipe.sample_functions else None,
     )
 
 
@@ -388,6 +394,7 @@ def make_plan(
     indices: npt.ArrayLike,
     sizes: npt.ArrayLike,
     occurrences: npt.ArrayLike | None = None,
+    view: int = 0,
 ) -> Plan:
     """`resolve` of `draw`: the parameters of some samples; see there for the arguments.
 
@@ -395,7 +402,8 @@ def make_plan(
     >>> bool((plan.box[0] == plan.box[1]).all())
     False
     """
-    return resolve(recipe, draw(recipe, seed=seed, epoch=epoch, indices=indices, occurrences=occurrences), sizes)
+    draws = draw(recipe, seed=seed, epoch=epoch, indices=indices, occurrences=occurrences, view=view)
+    return resolve(recipe, draws, sizes)
 
 
 def _random_box(step: RandomResizedCrop, numbers: F64, height: I64, width: I64) -> tuple[I64, I64, I64, I64]:

@@ -9,11 +9,13 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import MISSING, dataclass, field, fields
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import MISSING, dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, Literal, cast
 
+from gpupipe import functions as own
 from gpupipe.errors import ConfigError
+from gpupipe.functions import BatchFunction, Function, Per, SampleFunction
 from gpupipe.steps import STEP_TYPES
 from gpupipe.steps.base import Interpolation, Size2, Step, choice, fail, probability
 from gpupipe.steps.choosing import Container, leaves
@@ -116,6 +118,7 @@ class Recipe:
             after each colour step, as torchvision's operators do on uint8 tensors.
         exif: "ignore" (what torchvision's ImageFolder does) or "apply" (turn the image upright first).
         output: Type of the batch.
+        functions: Code of your own behind all steps; see `then`.
         mix: `MixUp`, `CutMix` or a sequence of them, of which each batch takes one; or `Mix`, which has more to say.
         notes: What a reader should know about how this recipe came about; not part of its identity.
 
@@ -130,6 +133,7 @@ class Recipe:
     precision: Precision = "float32"
     exif: Exif = "ignore"
     output: Output = field(default_factory=Output)
+    functions: tuple[Function, ...] = ()
     mix: Mix | None = None
     notes: tuple[str, ...] = field(default=(), compare=False)
 
@@ -141,6 +145,10 @@ class Recipe:
         choice("exif", self.exif, ("ignore", "apply"))
         if not isinstance(self.output, Output):
             raise fail("output", self.output, "an Output")
+        if not isinstance(self.functions, Sequence) or not all(type(one) in own.PER for one in self.functions):
+            raise fail("functions", self.functions, "a sequence of SampleFunction and BatchFunction; see Recipe.then")
+        object.__setattr__(self, "functions", tuple(self.functions))
+        own.check_order(self.functions)
         object.__setattr__(self, "mix", Mix.of(self.mix))
         if (
             not isinstance(self.notes, Sequence)
@@ -240,6 +248,34 @@ class Recipe:
 
         return to_torchvision(self)
 
+    def then(self, fn: Callable[..., Any], *, per: Per = "batch", name: str | None = None) -> Recipe:
+        """The recipe with a function of your own behind what is there, before `mix`.
+
+        Args:
+            fn: per="batch": fn(images) -> images, for each batch on its device; see `BatchFunction`. per="sample":
+                fn(image, generator) -> image, for each image; see `SampleFunction`.
+            per: Which of the two. Those for each sample come first.
+            name: What it is known by in fingerprints and JSON; None: its module and qualified name.
+
+        Raises:
+            ConfigError: Something that cannot be called, or has no name of its own and is given none; a function for
+                each sample behind one for the batch.
+
+        >>> Recipe.eval().then(abs, per="batch").functions[0].name
+        'builtins.abs'
+        """
+        return replace(self, functions=(*self.functions, own.make(fn, per, name)))
+
+    @property
+    def sample_functions(self) -> tuple[SampleFunction, ...]:
+        """In order; backends apply them."""
+        return tuple(one for one in self.functions if isinstance(one, SampleFunction))
+
+    @property
+    def batch_functions(self) -> tuple[BatchFunction, ...]:
+        """In order; the loader applies them."""
+        return tuple(one for one in self.functions if isinstance(one, BatchFunction))
+
     @property
     def output_size(self) -> Size2:
         """(height, width) of every image in a batch, in pixels."""
@@ -304,12 +340,13 @@ class Recipe:
             "precision": self.precision,
             "exif": self.exif,
             "output": {"dtype": self.output.dtype, "memory_format": self.output.memory_format},
+            **({"functions": [one.to_dict() for one in self.functions]} if self.functions else {}),
             **({} if self.mix is None else {"mix": self.mix.to_dict()}),
             "notes": list(self.notes),
         }
 
     def to_json(self) -> str:
-        """The recipe as JSON; `from_json` reads it back to an equal recipe.
+        """The recipe as JSON; `from_json` reads it back to an equal recipe. Of functions it holds the names.
 
         >>> Recipe.from_json(Recipe.train().to_json()) == Recipe.train()
         True
@@ -317,11 +354,15 @@ class Recipe:
         return json.dumps(self.to_dict(), indent=2)
 
     @classmethod
-    def from_json(cls, text: str) -> Recipe:
+    def from_json(cls, text: str, *, functions: Mapping[str, Callable[..., Any]] | None = None) -> Recipe:
         """Read what `to_json` wrote.
 
+        Args:
+            text: The JSON.
+            functions: The recipe's functions by their names; see `then`.
+
         Raises:
-            ConfigError: Text that is no recipe, or a step or value this version does not know.
+            ConfigError: Text that is no recipe, a step or value this version does not know, or a function not given.
         """
         try:
             found = json.loads(text)
@@ -339,7 +380,7 @@ class Recipe:
                 value=found.get("version") if isinstance(found, Mapping) else None,
                 allowed=1,
             )
-        unknown = set(found) - {"version", "steps", "precision", "exif", "output", "mix", "notes"}
+        unknown = set(found) - {"version", "steps", "precision", "exif", "output", "functions", "mix", "notes"}
         if unknown:
             raise fail("recipe", sorted(unknown), "without these unknown entries")
         try:
@@ -351,6 +392,7 @@ class Recipe:
             precision=found.get("precision", "float32"),
             exif=found.get("exif", "ignore"),
             output=output,
+            functions=tuple(own.from_dict(one, functions or {}) for one in found.get("functions", ())),
             mix=None if found.get("mix") is None else Mix.from_dict(found["mix"]),
             notes=found.get("notes", ()),
         )
@@ -367,6 +409,7 @@ class Recipe:
 
     def __repr__(self) -> str:
         lines = [f"    {_step_repr(step)}" for step in self.steps]
+        lines += [f"    then({one.name}, per={own.PER[type(one)]!r})" for one in self.functions]
         if self.mix is not None:
             lines.append(f"    {self.mix!r}")
         lines.append(

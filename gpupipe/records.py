@@ -181,6 +181,7 @@ class Plan:
         colour: One entry for each leaf of `recipe.colour_steps`.
         operations: One or more entries for each leaf of `recipe.operation_steps`.
         erasing: One entry for each of `recipe.erasing_steps`.
+        function_key: uint64 (n,): what the random numbers of `recipe.sample_functions` depend on; None without any.
     """
 
     index: npt.NDArray[np.int64]
@@ -193,6 +194,7 @@ class Plan:
     colour: tuple[ColourRows, ...]
     operations: tuple[ColourRows | OperationRows, ...] = ()
     erasing: tuple[ErasingRows, ...] = ()
+    function_key: npt.NDArray[np.uint64] | None = None
 
     def __len__(self) -> int:
         return len(self.index)
@@ -210,4 +212,5 @@ class Plan:
             colour=tuple(step.take(rows) for step in self.colour),
             operations=tuple(step.take(rows) for step in self.operations),
             erasing=tuple(step.take(rows) for step in self.erasing),
+            function_key=None if self.function_key is None else self.function_key[rows],
         )

@@ -74,12 +74,12 @@ def check_seed(seed: object) -> int:
     )
 
 
-def first_counter_word(op: Op, ordinal: int, block: int) -> int:
-    """Counter word 0: the operation, which of several equal steps it belongs to, and the block of four words.
+def first_counter_word(op: Op, ordinal: int, block: int, view: int = 0) -> int:
+    """Counter word 0: the view, the operation, which of several equal steps it is for, and the block of four words.
 
     The block sits lowest, so that NumPy's generator, which counts up from there, yields the same blocks in order.
     """
-    return (int(op) << 32) | (ordinal << 16) | block
+    return (view << 48) | (int(op) << 32) | (ordinal << 16) | block
 
 
 def _multiply(x: U64, multiplier: np.uint64) -> tuple[U64, U64]:

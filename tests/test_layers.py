@@ -15,7 +15,7 @@ PACKAGE = Path(gpupipe.__file__).parent
 # Low to high. A unit is a module or a package directly below gpupipe; it imports itself and what stands in rows above.
 LAYERS = (
     ("errors", "files", "parallel", "progress"),
-    ("checks", "steps"),
+    ("checks", "steps", "functions"),
     ("recipe", "records", "rng", "collating", "trees"),
     ("prefetching",),
     ("convert", "pillow"),
