@@ -35,8 +35,14 @@ if TYPE_CHECKING:
     from gpupipe.loader import Loader as Loader
     from gpupipe.measure.bench import BenchReport as BenchReport
     from gpupipe.measure.bench import bench as bench
+    from gpupipe.measure.diagnosing import Diagnosis as Diagnosis
+    from gpupipe.measure.diagnosing import Finding as Finding
+    from gpupipe.measure.diagnosing import diagnose as diagnose
     from gpupipe.measure.selfcheck import SelfCheck as SelfCheck
     from gpupipe.measure.selfcheck import selfcheck as selfcheck
+    from gpupipe.measure.watch import Watch as Watch
+    from gpupipe.measure.watch import WatchReport as WatchReport
+    from gpupipe.measure.watch import watch as watch
     from gpupipe.packing import PackOptions as PackOptions
     from gpupipe.packing import pack as pack
     from gpupipe.parity import Report as Report
@@ -104,6 +110,8 @@ _PUBLIC = {
     "CostAware": "gpupipe.sampling.cost",
     "CutMix": "gpupipe.steps",
     "DecodeError": "gpupipe.errors",
+    "Diagnosis": "gpupipe.measure.diagnosing",
+    "Finding": "gpupipe.measure.diagnosing",
     "GaussianBlur": "gpupipe.steps",
     "GpupipeError": "gpupipe.errors",
     "Grayscale": "gpupipe.steps",
@@ -151,10 +159,13 @@ _PUBLIC = {
     "Stack": "gpupipe.collating.kinds",
     "StateError": "gpupipe.errors",
     "TrivialAugmentWide": "gpupipe.steps",
+    "Watch": "gpupipe.measure.watch",
+    "WatchReport": "gpupipe.measure.watch",
     "Weighted": "gpupipe.sampling.samplers",
     "bench": "gpupipe.measure.bench",
     "check_parity": "gpupipe.parity",
     "collate": "gpupipe.collating.samples",
+    "diagnose": "gpupipe.measure.diagnosing",
     "inspect_source": "gpupipe.inspection",
     "make_plan": "gpupipe.plan",
     "measure_costs": "gpupipe.sampling.cost",
@@ -164,6 +175,7 @@ _PUBLIC = {
     "selfcheck": "gpupipe.measure.selfcheck",
     "shuffle_quality": "gpupipe.sampling.shuffle_quality",
     "transform_boxes": "gpupipe.geometry",
+    "watch": "gpupipe.measure.watch",
 }
 
 __all__ = [*sorted(_PUBLIC), "__version__"]

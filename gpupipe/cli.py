@@ -340,6 +340,24 @@ def _bench(arguments: argparse.Namespace) -> int:
 
 
 @_command(
+    "diagnose",
+    "say why a training run waits, from the logs of gpupipe.watch; exit status 1 if something was found",
+    _argument("logs", nargs="+", metavar="LOG", help="what gpupipe.watch(loader, log=...) wrote: one file a rank"),
+    _argument("--json", action="store_true", help="print JSON instead of the text"),
+)
+def _diagnose(arguments: argparse.Namespace) -> int:
+    """Say why a training run waits for data, or holds ever more, and what to change.
+
+    Put `for batch in gpupipe.watch(loader, log="run-{rank}.jsonl")` into the training loop first.
+    """
+    from gpupipe.measure.diagnosing import diagnose
+
+    found = diagnose(*arguments.logs)
+    _show(found.to_json() if arguments.json else str(found))
+    return NO if found.findings else OK
+
+
+@_command(
     "selfcheck",
     "what works on this machine, and what to do about the rest; exit status 1 if something fails",
     _argument("--gpu", action="store_true", help="no usable GPU is a failure (also with GPUPIPE_REQUIRE_GPU=1)"),

@@ -1,0 +1,408 @@
+"""`gpupipe.watch`: what a training loop waits for, step by step, while it runs."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Generic, TypeVar
+
+import numpy as np
+
+from gpupipe.checks import check_integer
+from gpupipe.errors import ConfigError, SourceError
+from gpupipe.measure.gauges import Meter
+from gpupipe.measure.watch_log import VERSION, Log, log_of
+from gpupipe.parallel import usable_cores
+from gpupipe.sampling.rank import find_ranks
+
+T = TypeVar("T")
+Say = Callable[[str], None]
+Cost = Callable[[Any], "tuple[int | None, int | None]"]
+"""(bytes, pixels) that a batch cost to load, from the batch."""
+
+PERCENTILES = (50, 90, 99)
+JOIN_TIMEOUT_S = 5.0
+
+
+def watch(
+    loader: Iterable[T],
+    *,
+    every: int = 100,
+    log: str | os.PathLike[str] | None = None,
+    say: Say | None = None,
+    resources_s: float = 1.0,
+    cost: Cost | None = None,
+) -> Watched[T]:
+    """Watch a training loop: how long each step waits for data, how long it takes, and what the processes hold.
+
+    Use it in the loader's place; it costs some microseconds a step and a millisecond a second. What comes out can be
+    read by `gpupipe.diagnose`, which says what to change.
+
+    Args:
+        loader: A `Loader`, a torch DataLoader, or any iterable of batches.
+        every: A line is said after so many steps; 0: none.
+        log: A file for everything, JSON lines; where several ranks write, ``{rank}`` in its name is replaced.
+        say: Takes the lines; None: they go to stderr.
+        resources_s: Seconds between two looks at memory, files, threads and the GPU.
+        cost: A batch's (bytes, pixels), where the loader does not tell them; a `Loader` does.
+
+    Returns:
+        An iterable of the same batches and length, with `report()`; close it, or use it in a `with`, to end the log.
+
+    Raises:
+        ConfigError: An argument that cannot work.
+        SourceError: The log cannot be written.
+
+    >>> import torch
+    >>> watched = watch([torch.zeros(4, 3)] * 5, every=0)
+    >>> for batch in watched:
+    ...     pass
+    >>> watched.close()
+    >>> watched.report().steps, watched.report().samples
+    (5, 20)
+    """
+    return Watched(loader, Watch(every=every, log=log, say=say, resources_s=resources_s, cost=cost))
+
+
+class Watched(Generic[T]):
+    """What `watch` returns: the loader, watched."""
+
+    def __init__(self, loader: Iterable[T], watch: Watch) -> None:
+        self.loader, self._watch = loader, watch
+
+    def __iter__(self) -> Iterator[T]:
+        return self._watch(self.loader)
+
+    def __len__(self) -> int:
+        return len(self.loader)  # type: ignore[arg-type]
+
+    def __getattr__(self, name: str) -> Any:
+        """Whatever else is asked for is the loader's: set_epoch, state_dict, batch_size, ..."""
+        if name in ("loader", "_watch"):  # while it is unpickled or copied
+            raise AttributeError(name)
+        return getattr(self.loader, name)
+
+    def report(self) -> WatchReport:
+        """What was seen so far."""
+        return self._watch.report()
+
+    def close(self) -> None:
+        """End the log. Idempotent; the loader stays open."""
+        self._watch.close()
+
+    def __enter__(self) -> Watched[T]:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+@dataclass(frozen=True, slots=True)
+class WatchReport:
+    """The times of a run, so far.
+
+    Attributes:
+        steps, samples, epochs: Seen so far.
+        seconds: In steps and waits.
+        waited: The share of the time in which the loop waited for data, the first step of the first epoch apart.
+        wait_ms, step_ms: Percentile -> milliseconds.
+        samples_per_s: Over all.
+        log: Everything, as `gpupipe.diagnose` takes it.
+    """
+
+    steps: int
+    samples: int
+    epochs: int
+    seconds: float
+    waited: float
+    wait_ms: dict[str, float]
+    step_ms: dict[str, float]
+    samples_per_s: float
+    log: Log
+
+    def __str__(self) -> str:
+        def row(values: dict[str, float]) -> str:
+            return " / ".join(f"{value:.1f}" for value in values.values())
+
+        shares = "/".join(self.wait_ms)
+        return (
+            f"{self.steps} steps in {self.epochs} epochs, {self.seconds:.1f} s, {self.samples_per_s:.0f} samples/s; "
+            f"waited for data {100 * self.waited:.1f} % of the time; "
+            f"wait {row(self.wait_ms)} ms, step {row(self.step_ms)} ms ({shares} %)"
+        )
+
+
+class Watch:
+    """Watches the loops over one loader or several; see `watch` for the arguments.
+
+    ``with Watch(log="run.jsonl") as w: for batch in w(loader): ...``
+    """
+
+    def __init__(
+        self,
+        *,
+        every: int = 100,
+        log: str | os.PathLike[str] | None = None,
+        say: Say | None = None,
+        resources_s: float = 1.0,
+        cost: Cost | None = None,
+    ) -> None:
+        self._every = check_integer("every", every, 0)
+        if not isinstance(resources_s, int | float) or not resources_s > 0:
+            raise ConfigError(
+                f"resources_s={resources_s!r} is not valid: it must be seconds above 0",
+                field="resources_s",
+                value=resources_s,
+                allowed="> 0",
+            )
+        self._say, self._cost = say or _say, cost
+        self._ranks = find_ranks()
+        self._start = time.perf_counter()
+        self._events: list[dict[str, Any]] = []
+        self._recent: deque[tuple[float, float, int]] = deque(maxlen=self._every or 1)
+        self._steps = self._epochs = 0
+        self._lock = threading.Lock()
+        self._file = None if log is None else _opened(Path(os.fspath(log).replace("{rank}", str(self._ranks.rank))))
+        self._meter: Meter | None = None
+        self._thread: threading.Thread | None = None
+        self._closing = threading.Event()
+        self._resources_s = float(resources_s)
+
+    def __call__(self, loader: Iterable[T]) -> Iterator[T]:
+        """One pass over a loader, watched."""
+        if self._closing.is_set():
+            raise ConfigError("this Watch is closed: make a new one", field="watch", value="closed")
+        self._begin(loader)
+        epoch, number = self._epochs, 0
+        self._epochs += 1
+        batches = iter(loader)
+        clock = time.perf_counter
+        asked = clock()
+        for batch in batches:
+            came = clock()
+            samples, size, pixels = self._cost_of(loader, batch)
+            yield batch
+            done = clock()
+            self._note(
+                {
+                    "event": "step",
+                    "t": came - self._start,
+                    "epoch": epoch,
+                    "step": number,
+                    "wait_s": came - asked,
+                    "step_s": done - came,
+                    "samples": samples,
+                    "bytes": size,
+                    "pixels": pixels,
+                }
+            )
+            number += 1
+            # What this took is neither wait nor step.
+            asked = clock()
+
+    def report(self) -> WatchReport:
+        """What was seen so far.
+
+        Raises:
+            ConfigError: Nothing yet.
+        """
+        with self._lock:
+            events = list(self._events)
+        if not any(event["event"] == "step" for event in events):
+            raise ConfigError("no step was seen yet: iterate the watched loader first", field="watch", value=0)
+        return report_of(log_of(events, "this run"))
+
+    def close(self) -> None:
+        """End the log. Idempotent."""
+        if self._closing.is_set():
+            return
+        self._closing.set()
+        if self._thread is not None:
+            self._thread.join(JOIN_TIMEOUT_S)
+        if self._events:
+            self._write({"event": "end", "t": time.perf_counter() - self._start})
+        if self._file is not None:
+            self._file.close()
+
+    def __enter__(self) -> Watch:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    # Inside
+
+    def _begin(self, loader: Iterable[Any]) -> None:
+        """The first event, once: later loaders, such as that of a validation set, are counted as further epochs."""
+        if self._events:
+            return
+        gpu = _gpu(loader)
+        self._meter = Meter(gpu)
+        self._write(
+            {
+                "event": "begin",
+                "version": VERSION,
+                "unix_s": time.time(),
+                "pid": os.getpid(),
+                "rank": self._ranks.rank,
+                "world_size": self._ranks.world_size,
+                "cores": usable_cores(),
+                "gpu": gpu is not None,
+                "torch_threads": _torch_threads(),
+                "loader": describe(loader),
+            }
+        )
+        self._look()
+        self._thread = threading.Thread(target=self._keep_looking, name="gpupipe-watch", daemon=True)
+        self._thread.start()
+
+    def _cost_of(self, loader: Iterable[Any], batch: Any) -> tuple[int | None, int | None, int | None]:
+        samples = _samples(batch)
+        if self._cost is not None:
+            return samples, *self._cost(batch)
+        told = getattr(loader, "last_cost", None)
+        return (samples, told.bytes, told.pixels) if told is not None else (samples, None, None)
+
+    def _note(self, step: dict[str, Any]) -> None:
+        self._write(step)
+        self._steps += 1
+        self._recent.append((step["wait_s"], step["step_s"], step["samples"] or 0))
+        if self._every and self._steps % self._every == 0:
+            wait, work, samples = np.array(self._recent).T
+            total = float(wait.sum() + work.sum())
+            self._say(
+                f"step {self._steps}: {samples.sum() / total:.0f} samples/s, waited {100 * wait.sum() / total:.1f} % "
+                f"(median {1e3 * np.median(wait):.1f} ms, worst {1e3 * wait.max():.0f} ms; "
+                f"step {1e3 * np.median(work):.1f} ms)"
+            )
+
+    def _keep_looking(self) -> None:
+        while not self._closing.wait(self._resources_s):
+            self._look()
+
+    def _look(self) -> None:
+        assert self._meter is not None
+        known = {name: value for name, value in asdict(self._meter.look()).items() if value is not None}
+        self._write({"event": "resources", "t": time.perf_counter() - self._start, **known})
+
+    def _write(self, event: dict[str, Any]) -> None:
+        with self._lock:
+            self._events.append(event)
+            if self._file is not None and not self._file.closed:
+                self._file.write(json.dumps(event) + "\n")
+                if event["event"] != "step":  # a look a second takes the steps before it along
+                    self._file.flush()
+
+
+def report_of(log: Log) -> WatchReport:
+    """The summary of a log.
+
+    Args:
+        log: With one step at least.
+    """
+    wait, work = log.steps["wait_s"], log.steps["step_s"]
+    samples, seconds = int(np.nansum(log.steps["samples"])), float(wait.sum() + work.sum())
+    after_start = slice(1, None) if len(wait) > 1 else slice(None)
+    counted = float(wait[after_start].sum() + work[after_start].sum())
+
+    def percentiles(values: Any) -> dict[str, float]:
+        return {str(share): float(np.percentile(1e3 * values, share)) for share in PERCENTILES}
+
+    return WatchReport(
+        steps=len(wait),
+        samples=samples,
+        epochs=len(log.epochs),
+        seconds=seconds,
+        waited=float(wait[after_start].sum()) / counted if counted else 0.0,
+        wait_ms=percentiles(wait),
+        step_ms=percentiles(work),
+        samples_per_s=samples / seconds if seconds else 0.0,
+        log=log,
+    )
+
+
+def describe(loader: Iterable[Any]) -> dict[str, Any]:
+    """How a loader is set up, as far as it can be read from it; plain values."""
+    found: dict[str, Any] = {"kind": type(loader).__name__}
+    names = {
+        "batch_size": "batch_size",
+        "global_batch_size": "global_batch_size",
+        "drop_last": "drop_last",
+        "num_workers": "workers",
+        "prefetch_factor": "prefetch_factor",
+        "persistent_workers": "persistent_workers",
+        "pin_memory": "pin_memory",
+    }
+    for attribute, name in names.items():
+        value = getattr(loader, attribute, None)
+        if isinstance(value, bool | int):
+            found[name] = value
+    options = getattr(loader, "options", None)
+    for name in ("threads", "prefetch"):
+        value = getattr(options, name, None)
+        if isinstance(value, int):
+            found[name] = value
+    backend = getattr(getattr(loader, "backend", None), "name", None)
+    if isinstance(backend, str):
+        found["backend"] = backend
+    for attribute in ("sampler", "batch_sampler", "dataset"):
+        value = getattr(loader, attribute, None)
+        if value is not None:
+            found[attribute] = type(value).__name__
+    return found
+
+
+def _samples(batch: Any) -> int | None:
+    """Rows of the first tensor in the batch."""
+    from gpupipe.trees import map_tensors
+
+    rows: list[int] = []
+
+    def count(tensor: Any) -> Any:
+        if tensor.ndim:
+            rows.append(len(tensor))
+        return tensor
+
+    map_tensors(batch, count)
+    return rows[0] if rows else None
+
+
+def _gpu(loader: Iterable[Any]) -> int | None:
+    """Number of the CUDA device that this process works on."""
+    import torch
+
+    if not torch.cuda.is_available():
+        return None
+    device = getattr(getattr(loader, "backend", None), "device", None)
+    index = getattr(device, "index", None)
+    return index if isinstance(index, int) else torch.cuda.current_device()
+
+
+def _torch_threads() -> int:
+    import torch
+
+    return torch.get_num_threads()
+
+
+def _say(line: str) -> None:
+    import sys
+
+    sys.stderr.write(f"gpupipe: {line}\n")
+
+
+def _opened(path: Path) -> Any:
+    try:
+        return path.open("w", encoding="utf-8")
+    except OSError as error:
+        raise SourceError(f"cannot write the log {str(path)!r}: {error.strerror or error}", uri=str(path)) from error
