@@ -10,7 +10,7 @@ ARG BASE_IMAGE=debian:bookworm-20250520-slim
 FROM ${BASE_IMAGE} AS python
 # hadolint ignore=DL3008
 RUN apt-get update \
- && apt-get install --no-install-recommends -y python3 \
+ && apt-get install --no-install-recommends -y ca-certificates python3 \
  && rm -rf /var/lib/apt/lists/*
 ENV PATH=/opt/venv/bin:$PATH \
     PIP_DISABLE_PIP_VERSION_CHECK=1 \
@@ -23,11 +23,15 @@ RUN apt-get update \
  && rm -rf /var/lib/apt/lists/*
 WORKDIR /build
 
+FROM python AS requirements
+WORKDIR /build
+COPY docker/requirements.py pyproject.toml ./
+RUN python3 requirements.py pyproject.toml fast lmdb measure > runtime.txt \
+ && python3 requirements.py pyproject.toml test > test.txt
+
 # The libraries, in a stage that sees nothing but what is asked for: cached while only code changes.
 FROM tools AS libraries
-COPY docker/requirements.py pyproject.toml ./
-RUN python3 requirements.py pyproject.toml fast lmdb measure > requirements.txt \
- && python3 requirements.py pyproject.toml test > requirements-test.txt
+COPY --from=requirements /build/runtime.txt ./
 ARG TORCH_INDEX_URL=
 # A pip.conf for a mirror goes in as a secret and stays out of the image: --secret id=pip_conf,src=pip.conf
 # hadolint ignore=DL3013,DL3042
@@ -37,7 +41,7 @@ RUN --mount=type=cache,target=/root/.cache/pip \
  && python3 -m venv /opt/venv \
  && pip install --upgrade pip \
  && if [ -n "$TORCH_INDEX_URL" ]; then pip install --index-url "$TORCH_INDEX_URL" torch torchvision; fi \
- && pip install -r requirements.txt
+ && pip install -r runtime.txt
 
 FROM tools AS wheel
 COPY pyproject.toml README.md LICENSE ./
@@ -68,8 +72,8 @@ USER 0:0
 # hadolint ignore=DL3042
 RUN --mount=type=cache,target=/root/.cache/pip \
     --mount=type=secret,id=pip_conf,target=/run/secrets/pip.conf \
-    --mount=type=bind,from=libraries,source=/build,target=/build \
-    PIP_CONFIG_FILE=/run/secrets/pip.conf pip install -r /build/requirements-test.txt
+    --mount=type=bind,from=requirements,source=/build,target=/build \
+    PIP_CONFIG_FILE=/run/secrets/pip.conf pip install -r /build/test.txt
 COPY --chown=1000:1000 . /src
 WORKDIR /src
 USER 1000:1000
