@@ -23,6 +23,7 @@ from gpupipe.headers import Header, upright_size
 from gpupipe.plan import make_plan
 from gpupipe.recipe import Recipe
 from gpupipe.records import Plan, Record
+from gpupipe.views import Views, recipes_of
 
 # How long the kernels may take to come from the cache before it is clear that they are being compiled.
 _SILENT_S = 1.0
@@ -38,7 +39,7 @@ class NumbaBackend(ThreadPoolBackend):
     writable, every process compiles anew.
 
     Args:
-        recipe: What to do to each image.
+        recipe: What to do to each image; or views of it.
         device: Where batches go: a CPU, or a CUDA device with an index, to which finished batches are copied.
         batch_size: The most rows of a batch.
         options: `threads` counts here.
@@ -51,9 +52,13 @@ class NumbaBackend(ThreadPoolBackend):
         machine where a self-check finds a difference, torch's own operators are used instead, and `note` says so.
     """
 
-    def __init__(self, recipe: Recipe, *, device: torch.device, batch_size: int, options: Options) -> None:
+    def __init__(self, recipe: Recipe | Views, *, device: torch.device, batch_size: int, options: Options) -> None:
         self.note = ""
-        apply_row: ApplyRow = _Workers(recipe).apply_row
+        rows = [self._row_of(view) for view in recipes_of(recipe)]
+        super().__init__("numba", rows, recipe, device=device, batch_size=batch_size, options=options)
+
+    def _row_of(self, recipe: Recipe) -> ApplyRow:
+        """The function for one row of one view, compiled."""
         with _progress_message():
             exact = recipe.precision == "float32" or uint8_is_exact()
             if exact:
@@ -62,8 +67,8 @@ class NumbaBackend(ThreadPoolBackend):
             from gpupipe.backends import torchvision_cpu
 
             self.note = "the uint8 kernels do not give torchvision's pixels on this machine: torch's operators are used"
-            apply_row = partial(torchvision_cpu.decode_and_apply, recipe)
-        super().__init__("numba", apply_row, recipe, device=device, batch_size=batch_size, options=options)
+            return partial(torchvision_cpu.decode_and_apply, recipe)
+        return _Workers(recipe).apply_row
 
 
 class _Workers(threading.local):

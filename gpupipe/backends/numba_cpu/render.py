@@ -11,7 +11,7 @@ from gpupipe.backends.numba_cpu import kernels
 from gpupipe.backends.numba_cpu.decode import Box, widened
 from gpupipe.backends.numba_cpu.kernels import Axis, Colours, FloatScratch, Target, Uint8Scratch
 from gpupipe.recipe import Recipe
-from gpupipe.records import ColourRows, GreyRows, JitterRows, Operation, OperationRows, Plan
+from gpupipe.records import ColourRows, GreyRows, Operation, OperationRows, Plan
 
 U8 = npt.NDArray[np.uint8]
 Taps = tuple[int, int]
