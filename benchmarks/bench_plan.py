@@ -1,12 +1,15 @@
 """How many plans a second: random numbers and geometry of a training recipe, on one core.
 
 The peer is torchvision's own drawing of the same parameters, `make_params`, in the same run. The target is 150,000
-plans a second at batch 256.
+plans a second at batch 256. "whole epochs": the shuffled order and the plans of every sample of an epoch of 1,281,167
+and of 10,000,000 samples, batch by batch, as the loader asks for them: a plan must not cost more in a larger data set.
 """
 
 from __future__ import annotations
 
+import itertools
 import os
+from collections.abc import Callable
 
 import numpy as np
 import torch
@@ -14,6 +17,7 @@ from harness import interleaved, write_result
 from torchvision.transforms import v2
 
 from gpupipe import Recipe, make_plan
+from gpupipe.sampling.samplers import DefaultOrdering
 
 JITTER = (0.4, 0.4, 0.4, 0.1)
 RECIPES = {
@@ -23,6 +27,7 @@ RECIPES = {
 }
 BATCHES = (1, 64, 256, 1024)
 TARGET = 150_000
+EPOCHS = (1_281_167, 10_000_000)
 
 
 def plan_batches(recipe: Recipe, batch: int, total: int) -> None:
@@ -30,6 +35,23 @@ def plan_batches(recipe: Recipe, batch: int, total: int) -> None:
     sizes = np.random.default_rng(0).integers(300, 600, (batch, 2))
     for start in range(0, total, batch):
         make_plan(recipe, seed=0, epoch=0, indices=np.arange(start, start + batch), sizes=sizes)
+
+
+def whole_epoch(recipe: Recipe, samples: int, batch: int = 256) -> Callable[[], None]:
+    """Each call plans all samples of another epoch, in its order."""
+    sizes = np.random.default_rng(0).integers(300, 600, (batch, 2))
+    ordering, epochs = DefaultOrdering(samples, shuffle=True, seed=0), itertools.count()
+
+    def run() -> None:
+        epoch = next(epochs)
+        order = ordering.draw(epoch)
+        for start in range(0, samples, batch):
+            indices, occurrences = order.at(np.arange(start, min(start + batch, samples)))
+            make_plan(
+                recipe, seed=0, epoch=epoch, indices=indices, occurrences=occurrences, sizes=sizes[: len(indices)]
+            )
+
+    return run
 
 
 def torchvision_params(total: int) -> None:
@@ -56,6 +78,8 @@ def main() -> None:
     totals[peer] = 4096
     functions[peer] = lambda: torchvision_params(totals[peer])
     times = interleaved(functions, rounds=9)
+    train = RECIPES["train with jitter"]
+    epochs = interleaved({str(samples): whole_epoch(train, samples) for samples in EPOCHS}, rounds=3)
     rates = {key: round(totals[key] / time["median_s"]) for key, time in times.items()}
     write_result(
         "plan",
@@ -64,7 +88,9 @@ def main() -> None:
             "target_at_batch_256": TARGET,
             "target_met": rates["train with jitter, batch 256"] >= TARGET,
             "ratio_to_torchvision_at_batch_256": round(rates["train with jitter, batch 256"] / rates[peer], 1),
+            "whole_epochs_plans_per_s": {key: round(int(key) / time["median_s"]) for key, time in epochs.items()},
             "times": times,
+            "whole_epochs": epochs,
         },
     )
 
