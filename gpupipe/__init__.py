@@ -91,6 +91,7 @@ if TYPE_CHECKING:
     from gpupipe.steps import RandomVerticalFlip as RandomVerticalFlip
     from gpupipe.steps import Resize as Resize
     from gpupipe.steps import TrivialAugmentWide as TrivialAugmentWide
+    from gpupipe.views import Views as Views
 
 __version__ = "0.1.0"
 
@@ -161,6 +162,7 @@ _PUBLIC = {
     "TrivialAugmentWide": "gpupipe.steps",
     "Watch": "gpupipe.measure.watch",
     "WatchReport": "gpupipe.measure.watch",
+    "Views": "gpupipe.views",
     "Weighted": "gpupipe.sampling.samplers",
     "bench": "gpupipe.measure.bench",
     "check_parity": "gpupipe.parity",

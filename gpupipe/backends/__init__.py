@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, cast
 
 from gpupipe.errors import BackendUnavailable, ConfigError
 from gpupipe.recipe import Recipe
+from gpupipe.views import Views
 
 if TYPE_CHECKING:
     import torch
@@ -26,17 +27,23 @@ class _Entry:
         module, cls: Where its class is; made with (recipe, *, device, batch_size, options).
         needs: The library it needs besides gpupipe's core; its import shows whether it can run here.
         install: How to get that.
+        takes_views: Whether it makes several views by itself.
     """
 
     module: str
     cls: str
     needs: str
     install: str
+    takes_views: bool = True
 
 
 _BACKENDS = {
     "dali": _Entry(
-        "gpupipe.backends.dali", "DaliBackend", "nvidia.dali", "pip install nvidia-dali-cuda120 (Linux only)"
+        "gpupipe.backends.dali",
+        "DaliBackend",
+        "nvidia.dali",
+        "pip install nvidia-dali-cuda120 (Linux only)",
+        takes_views=False,
     ),
     "numba": _Entry("gpupipe.backends.numba_cpu", "NumbaBackend", "numba", "pip install 'gpupipe[fast]'"),
     "torchvision": _Entry(
@@ -103,13 +110,13 @@ def choose(backend: str, device: torch.device | str | None = None) -> Choice:
 
 
 def create(
-    name: str, recipe: Recipe, *, device: torch.device | str, batch_size: int, options: Options | None = None
+    name: str, recipe: Recipe | Views, *, device: torch.device | str, batch_size: int, options: Options | None = None
 ) -> Backend:
     """Make a backend.
 
     Args:
         name: The name of a backend, as in `Choice.name`.
-        recipe: What it will do to each image.
+        recipe: What it will do to each image; or views of it.
         device: As in `Choice.device`.
         batch_size: The most rows of a batch.
         options: How it works; None: `Options()`.
@@ -122,10 +129,29 @@ def create(
 
     choice = choose(name, device)
     entry = _BACKENDS[choice.name]
+    options = options or Options()
+    if isinstance(recipe, Views) and not entry.takes_views:
+        return _side_by_side(choice, recipe, batch_size, options)
     made = getattr(importlib.import_module(entry.module), entry.cls)(
-        recipe, device=choice.device, batch_size=batch_size, options=options or Options()
+        recipe, device=choice.device, batch_size=batch_size, options=options
     )
     return cast("Backend", made)
+
+
+def _side_by_side(choice: Choice, views: Views, batch_size: int, options: Options) -> Backend:
+    """A backend for each view. What a GPU decodes, it decodes for each of them; on the host it is decoded once."""
+    from gpupipe.backends.side_by_side import SideBySide
+
+    made: list[Backend] = []
+    try:
+        for view in views.recipes:
+            made.append(create(choice.name, view, device=choice.device, batch_size=batch_size, options=options))
+        on_gpu = choice.device.type == "cuda" and options.decode == "gpu"
+        return SideBySide(made, views, batch_size=batch_size, threads=0 if on_gpu else options.threads)
+    except BaseException:
+        for backend in made:
+            backend.close()
+        raise
 
 
 def _choose_automatically(wanted: torch.device | None) -> Choice:

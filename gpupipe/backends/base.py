@@ -63,14 +63,25 @@ class Applied:
         images: (n, 3, height, width) of the recipe's dtype and memory format, on the backend's device. It belongs to
             whoever holds it: no later batch writes into it.
         errors: Row -> why that record could not be decoded; its image is all zeros.
+        more: Those of the second and further views, if there are several.
     """
 
     images: torch.Tensor
     errors: Mapping[int, DecodeError] = field(default_factory=dict)
+    more: tuple[torch.Tensor, ...] = ()
+
+    @property
+    def views(self) -> tuple[torch.Tensor, ...]:
+        """The images of each view."""
+        return self.images, *self.more
+
+
+Plans = Plan | tuple[Plan, ...]
+"""A plan; or one for each view, of the same samples."""
 
 
 class Backend(Protocol):
-    """Applies plans of one recipe.
+    """Applies plans of one recipe, or of `Views`.
 
     A backend knows nothing of sources, samplers or epochs, and draws no random numbers. The same record and plan row
     give the same pixels whatever else is in the batch.
@@ -80,13 +91,14 @@ class Backend(Protocol):
     def name(self) -> str:
         """The name it is asked for by: "torchvision", "dali", ..."""
 
-    def submit(self, records: Sequence[Record], headers: Sequence[Header], plan: Plan) -> Future[Applied]:
+    def submit(self, records: Sequence[Record], headers: Sequence[Header], plan: Plans) -> Future[Applied]:
         """Begin a batch and return at once. Batches may be finished in any order.
 
         Args:
             records: n encoded images, 1 <= n <= the batch size the backend was made for.
             headers: What `gpupipe.headers.scan` said of each.
-            plan: n rows, made for the sizes in those headers.
+            plan: n rows, made for the sizes in those headers; a tuple of as many plans as there are views, where the
+                backend was made for `Views`.
 
         Returns:
             The batch to come. An undecodable record is no exception: it is in `Applied.errors`. The future's

@@ -114,6 +114,7 @@ class BatchFuture(Future[Applied]):
     def result(self, timeout: float | None = None) -> Applied:
         """As `Future.result`; to be called by the thread, and on the stream, that uses the batch."""
         applied = super().result(timeout)
-        if applied.images.is_cuda:
-            applied.images.record_stream(torch.cuda.current_stream(applied.images.device))
+        for images in applied.views:
+            if images.is_cuda:
+                images.record_stream(torch.cuda.current_stream(images.device))
         return applied

@@ -18,15 +18,16 @@ from queue import SimpleQueue
 
 import torch
 
-from gpupipe.backends.base import Applied, Options
+from gpupipe.backends.base import Applied, Options, Plans
 from gpupipe.backends.batch_memory import BatchFuture, BatchMemory
 from gpupipe.backends.intra_op import use_one_intra_op_thread
-from gpupipe.backends.submitted import check_submission, condemned
+from gpupipe.backends.submitted import check_submission, condemned, decoded
 from gpupipe.errors import BackendError, DecodeError
 from gpupipe.headers import Header
 from gpupipe.parallel import usable_cores
-from gpupipe.recipe import Recipe
+from gpupipe.recipe import Exif, Recipe
 from gpupipe.records import Plan, Record
+from gpupipe.views import Views, recipes_of
 
 # A worker ends after the image it is at, in milliseconds. The limit is there so that a worker which hangs in foreign
 # code does not keep the interpreter from ending.
@@ -44,7 +45,8 @@ class ThreadPoolBackend:
 
     Args:
         name: The name of the backend.
-        apply_row: See `ApplyRow`.
+        apply_row: See `ApplyRow`; one for each view, where there are several: they are given pixels that were decoded
+            once, upright if the recipe wants them so.
         recipe: For the size and type of the batches.
         device: Where batches go: a CPU, or a CUDA device with an index.
         batch_size: The most rows of a batch.
@@ -57,18 +59,19 @@ class ThreadPoolBackend:
     def __init__(
         self,
         name: str,
-        apply_row: ApplyRow,
-        recipe: Recipe,
+        apply_row: ApplyRow | Sequence[ApplyRow],
+        recipe: Recipe | Views,
         *,
         device: torch.device,
         batch_size: int,
         options: Options,
     ) -> None:
         self._batch_size = batch_size
-        self._memory = BatchMemory(recipe, batch_size, device)
-        self._crew = _Crew(name, apply_row, self._memory.hand_over)
+        self._memories = [BatchMemory(view, batch_size, device) for view in recipes_of(recipe)]
+        rows = [apply_row] if callable(apply_row) else list(apply_row)
+        self._crew = _Crew(name, rows, recipe.exif, [memory.hand_over for memory in self._memories])
         # Runs at close(), when an unclosed backend is collected, or when the interpreter ends: whichever comes first.
-        self._release = weakref.finalize(self, _release, self._crew, self._memory)
+        self._release = weakref.finalize(self, _release, self._crew, self._memories)
         try:
             self._crew.start(options.threads or usable_cores())
         except BaseException:
@@ -80,16 +83,16 @@ class ThreadPoolBackend:
         """See `Backend.name`."""
         return self._crew.name
 
-    def submit(self, records: Sequence[Record], headers: Sequence[Header], plan: Plan) -> BatchFuture:
+    def submit(self, records: Sequence[Record], headers: Sequence[Header], plan: Plans) -> BatchFuture:
         """See `Backend.submit`.
 
         Raises:
             ConfigError: Not between 1 and batch_size records, or not a header and a plan row for each.
             BackendError: The backend is closed, broken, or was made in another process.
         """
-        check_submission(records, headers, plan, self._batch_size)
+        plans = check_submission(records, headers, plan, self._batch_size, len(self._memories))
         self._crew.check()
-        batch = _Batch(records, headers, plan, self._memory.take(len(records)))
+        batch = _Batch(records, headers, plans, [memory.take(len(records)) for memory in self._memories])
         self._crew.take_on(batch)
         return batch.future
 
@@ -99,10 +102,16 @@ class ThreadPoolBackend:
 
 
 class _Batch:
-    """A batch in work."""
+    """A batch in work; a plan and images for each view."""
 
-    def __init__(self, records: Sequence[Record], headers: Sequence[Header], plan: Plan, images: torch.Tensor) -> None:
-        self.records, self.headers, self.plan, self.images = records, headers, plan, images
+    def __init__(
+        self,
+        records: Sequence[Record],
+        headers: Sequence[Header],
+        plans: Sequence[Plan],
+        images: Sequence[torch.Tensor],
+    ) -> None:
+        self.records, self.headers, self.plans, self.images = records, headers, plans, images
         self.errors: dict[int, DecodeError] = {}
         # Stays pending, and so can be cancelled, until its outcome is known.
         self.future = BatchFuture()
@@ -122,9 +131,9 @@ class _Batch:
             self._rows_left -= 1
             return self._rows_left == 0
 
-    def succeed(self, images: torch.Tensor) -> None:
+    def succeed(self, images: Sequence[torch.Tensor]) -> None:
         if self._settle():
-            self.future.set_result(Applied(images, self.errors))
+            self.future.set_result(Applied(images[0], self.errors, tuple(images[1:])))
 
     def fail(self, error: BackendError) -> None:
         if self._settle():
@@ -150,9 +159,15 @@ class _Crew:
     so whatever their order, no batch is left without an outcome.
     """
 
-    def __init__(self, name: str, apply_row: ApplyRow, hand_over: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    def __init__(
+        self,
+        name: str,
+        apply_rows: Sequence[ApplyRow],
+        exif: Exif,
+        hand_overs: Sequence[Callable[[torch.Tensor], torch.Tensor]],
+    ) -> None:
         self.name = name
-        self._apply_row, self._hand_over = apply_row, hand_over
+        self._apply_rows, self._exif, self._hand_overs = apply_rows, exif, hand_overs
         self._tasks: SimpleQueue[tuple[_Batch, int] | None] = SimpleQueue()
         self._unfinished: set[_Batch] = set()
         self._threads: list[threading.Thread] = []
@@ -237,17 +252,23 @@ class _Crew:
         return True
 
     def _apply(self, batch: _Batch, row: int) -> None:
-        record, image = batch.records[row], batch.images[row]
+        record, header = batch.records[row], batch.headers[row]
+        images = [view[row] for view in batch.images]
         try:
-            self._apply_row(record, batch.headers[row], batch.plan, row, image)
+            if len(images) > 1:
+                record, header = decoded(record, header, self._exif)
+            for apply_row, plan, image in zip(self._apply_rows, batch.plans, images, strict=True):
+                apply_row(record, header, plan, row, image)
         except DecodeError as error:
-            image.zero_()
+            for image in images:
+                image.zero_()
             batch.errors[row] = condemned(error, record, self.name)
 
     def _finish(self, batch: _Batch) -> None:
         try:
             if batch.wanted:
-                batch.succeed(self._hand_over(batch.images))
+                images = zip(self._hand_overs, batch.images, strict=True)
+                batch.succeed([hand_over(view) for hand_over, view in images])
             else:
                 batch.cancel()
         except Exception as error:
@@ -274,9 +295,10 @@ class _Crew:
         return error
 
 
-def _release(crew: _Crew, memory: BatchMemory) -> None:
+def _release(crew: _Crew, memories: Sequence[BatchMemory]) -> None:
     crew.stop()
-    memory.close()
+    for memory in memories:
+        memory.close()
 
 
 def _name(record: Record) -> str:

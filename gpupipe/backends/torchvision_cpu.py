@@ -21,13 +21,14 @@ from gpupipe.backends.thread_pool import ThreadPoolBackend
 from gpupipe.headers import Header
 from gpupipe.recipe import Recipe
 from gpupipe.records import Plan, Record
+from gpupipe.views import Views, recipes_of
 
 
 class TorchvisionBackend(ThreadPoolBackend):
     """The reference backend.
 
     Args:
-        recipe: What to do to each image.
+        recipe: What to do to each image; or views of it.
         device: Where batches go: a CPU, or a CUDA device with an index, to which finished batches are copied.
         batch_size: The most rows of a batch.
         options: `threads` counts here.
@@ -36,10 +37,10 @@ class TorchvisionBackend(ThreadPoolBackend):
         With precision="uint8": bit-identical to torchvision v2 on uint8 tensors with the same draws.
     """
 
-    def __init__(self, recipe: Recipe, *, device: torch.device, batch_size: int, options: Options) -> None:
+    def __init__(self, recipe: Recipe | Views, *, device: torch.device, batch_size: int, options: Options) -> None:
         super().__init__(
             "torchvision",
-            partial(decode_and_apply, recipe),
+            [partial(decode_and_apply, view) for view in recipes_of(recipe)],
             recipe,
             device=device,
             batch_size=batch_size,
