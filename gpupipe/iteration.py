@@ -21,7 +21,7 @@ import numpy.typing as npt
 
 from gpupipe.errors import BackendError
 from gpupipe.geometry import affines
-from gpupipe.passes import Finished, Pass, Planned
+from gpupipe.passes import BatchCost, Finished, Pass, Planned
 from gpupipe.plan import Draws, draw
 from gpupipe.reading import Row, read_row
 from gpupipe.repair import repaired
@@ -48,6 +48,7 @@ class Iteration:
     def __init__(self, what: Pass) -> None:
         self._pass = what
         self.batches = what.batches
+        self.last_cost: BatchCost | None = None  # of the batch delivered last
         self.delivered_batches = 0
         self._feed = _Feed(what)
 
@@ -97,6 +98,7 @@ class Iteration:
         self.delivered_batches += 1
         self._pass.bad.rows += len(found.records)
         self._pass.bad.decoded_by_pillow += found.by_pillow
+        self.last_cost = found.cost
         if self.finished:
             self.close()
         return batch
@@ -263,6 +265,10 @@ class _Feed:
             errors={number: row.error for number, row in enumerate(rows) if row.error is not None},
             unread=frozenset(number for number, row in enumerate(rows) if row.unread),
             by_pillow=sum(row.by_pillow for row in rows),
+            cost=BatchCost(
+                bytes=sum(row.record.size_bytes for row in rows),
+                pixels=sum(row.header.height * row.header.width for row in rows),
+            ),
             plan=plan,
             future=self._pass.submit(rows, plan),
         )

@@ -19,7 +19,7 @@ from gpupipe.errors import ConfigError, StateError
 from gpupipe.faults import BadSamples, OnError, Policy
 from gpupipe.fields import Fields
 from gpupipe.iteration import Iteration
-from gpupipe.passes import Pass
+from gpupipe.passes import BatchCost, Pass
 from gpupipe.recipe import Recipe
 from gpupipe.rng import check_seed
 from gpupipe.sampling.choose import choose_ordering
@@ -256,6 +256,16 @@ class Loader:
     def backend(self) -> backends.Choice:
         """Which backend runs, on which device, and why."""
         return self._choice
+
+    @property
+    def options(self) -> Options:
+        """How the backend works."""
+        return self._options
+
+    @property
+    def last_cost(self) -> BatchCost | None:
+        """What the batch delivered last took to load; None before the first."""
+        return None if self._iteration is None else self._iteration.last_cost
 
     @property
     def dataset(self) -> Source:

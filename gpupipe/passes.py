@@ -70,6 +70,19 @@ class Pass:
 
 
 @dataclass(frozen=True, slots=True)
+class BatchCost:
+    """What a batch took to load.
+
+    Attributes:
+        bytes: Of its records as they are stored.
+        pixels: Of its images before the crop.
+    """
+
+    bytes: int
+    pixels: int
+
+
+@dataclass(frozen=True, slots=True)
 class Planned:
     """A batch on its way.
 
@@ -79,6 +92,7 @@ class Planned:
         errors: Row -> why it could not be read, or is no image.
         unread: Rows of these whose record holds no more than a name.
         by_pillow: How many of them only Pillow decodes.
+        cost: Of all of them.
         plan: What is done to them.
         future: The images to come.
     """
@@ -88,6 +102,7 @@ class Planned:
     errors: Mapping[int, RecordError]
     unread: frozenset[int]
     by_pillow: int
+    cost: BatchCost
     plan: Plan
     future: Future[Applied]
 

@@ -17,6 +17,7 @@ from torchvision.datasets import ImageFolder as TorchvisionFolder
 import gpupipe as gp
 from gpupipe import backends
 from gpupipe.errors import BackendError, ConfigError, DecodeError, RecordError, SourceError, StateError
+from gpupipe.headers import scan
 from tests.conftest import REPO
 from tests.fakes import FakeBackend, MemorySource
 from tests.images import jpeg, photo
@@ -670,3 +671,14 @@ def test_batch_that_cannot_be_made_is_not_delivered(image_folder):
         with pytest.raises(SourceError, match="label"):
             next(batches)
         assert mixed.state_dict()["delivered"] == 2
+
+
+def test_loader_tells_what_the_last_batch_cost(image_folder):
+    with gp.Loader(image_folder, gp.Recipe.train(size=16), batch_size=4, backend="torchvision") as loader:
+        assert loader.last_cost is None
+        batches = iter(loader)
+        next(batches)
+        records = [loader.dataset[index] for index in range(4)]
+        assert loader.last_cost.bytes == sum(record.size_bytes for record in records)
+        headers = [scan(record.data) for record in records]
+        assert loader.last_cost.pixels == sum(header.height * header.width for header in headers)
