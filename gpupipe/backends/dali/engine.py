@@ -18,6 +18,7 @@ from gpupipe.backends.batch_memory import BatchFuture
 from gpupipe.backends.dali.errors import NAME, boundary
 from gpupipe.backends.dali.feed import Arrays, Feed
 from gpupipe.backends.dali.handover import HandOver
+from gpupipe.backends.intra_op import use_one_intra_op_thread
 from gpupipe.backends.submitted import condemned, without_frames
 from gpupipe.errors import BackendError, DecodeError
 
@@ -120,6 +121,7 @@ class Engine:
     # In the thread
 
     def _work(self) -> None:
+        use_one_intra_op_thread()  # for operations on a CPU, where DALI's threads share the cores
         try:
             while not self._stopped:
                 self._step()
@@ -210,7 +212,7 @@ class Engine:
             return
         try:
             with boundary("hand-over"):
-                images = self._hand_over(outputs, sorted(job.errors))
+                images = self._hand_over(outputs, job.feed.plan, sorted(job.errors))
         except BackendError as error:
             self._drop(job, error)
         else:

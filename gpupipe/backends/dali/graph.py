@@ -2,7 +2,8 @@
 
 Importing this module imports nvidia.dali. The graph has no random numbers and no state; all its inputs come from
 `gpupipe.backends.dali.feed`, under the names used here. What a recipe does not need is not in its graph, and what a
-sample does not need is skipped by a conditional.
+sample does not need is skipped by a conditional. Operations, and all behind them, are no part of the graph: the
+hand-over does them in torch, and says why.
 
 Pixels are floats from 0 to 255: interleaved up to the resize, planes (3, height, width) after it, because arithmetic on
 single channels of interleaved pixels is slow. Numbers that differ from sample to sample reach operators as arguments,
@@ -263,10 +264,18 @@ def _clamped(image: Node) -> Node:
 
 
 def _finished(image: Node, recipe: Recipe) -> Node:
-    """Float32; the hand-over makes other types of it, as DALI has no bfloat16 and truncates to float16 on the CPU."""
+    """What the hand-over gets.
+
+    Without operations: normalised float32, of which it makes other types, as DALI has no bfloat16 and truncates to
+    float16 on the CPU. With them: planes from 0 to 255, float32 or, if the recipe rounds, uint8.
+    """
+    image = fn.reinterpret(image, layout="CHW")
+    if recipe.operation_steps:
+        dtype = types.UINT8 if recipe.precision == "uint8" else types.FLOAT
+        return fn.crop_mirror_normalize(image, dtype=dtype, output_layout="CHW")
     mean, std = normalisation(recipe)
     return fn.crop_mirror_normalize(
-        fn.reinterpret(image, layout="CHW"),
+        image,
         mean=mean,
         std=std,
         dtype=types.FLOAT,

@@ -1,4 +1,4 @@
-"""From DALI's outputs to tensors that belong to the caller."""
+"""From DALI's outputs to tensors that belong to the caller, with the operations, which the graph does not do."""
 
 from __future__ import annotations
 
@@ -8,30 +8,39 @@ from typing import Any
 import torch
 import torch.utils.dlpack
 
+from gpupipe.backends.batch_operators import apply_operations
+from gpupipe.backends.erasing import erase_batch
 from gpupipe.recipe import Recipe
+from gpupipe.records import Plan
+
+_LEVELS = 255
 
 
 class HandOver:
     """Makes torch tensors of finished batches.
 
     Args:
-        recipe: Its output.
+        recipe: Of the graph.
         device: Where the batches are: a CPU, or a CUDA device with an index.
     """
 
     def __init__(self, recipe: Recipe, device: torch.device) -> None:
         self._dtype: torch.dtype = getattr(torch, recipe.output.dtype)
         self._channels_last = recipe.output.memory_format == "channels_last"
+        self._operates = bool(recipe.operation_steps)
+        mean, std = recipe.normalize.mean, recipe.normalize.std
+        self._mean, self._std = (torch.tensor(value, device=device).view(3, 1, 1) for value in (mean, std))
         self._device = device
         self._stream: torch.cuda.Stream | None = None
         if device.type == "cuda":
             self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
-    def __call__(self, batch: Any, bad: Sequence[int]) -> torch.Tensor:
+    def __call__(self, batch: Any, plan: Plan, bad: Sequence[int]) -> torch.Tensor:
         """The images of a batch; returns when they are there.
 
         Args:
             batch: A DALI TensorList whose contents are complete.
+            plan: Of these images.
             bad: Rows to be zeroed.
 
         Returns:
@@ -39,13 +48,15 @@ class HandOver:
         """
         if self._stream is None:
             # Not copied: the tensor keeps DALI's memory alive, and DALI does not use that again before (tested).
-            return self._zeroed(self._view(batch).to(self._dtype), bad)
+            return self._finished(self._view(batch), plan, bad)
         # Copied, because the deleter of a DLPack capsule knows no stream: the memory would go back to DALI, and get
-        # another batch, while kernels that the caller has queued still read it. The copy has a stream of its own, so
-        # that it neither waits for a training step nor delays one; the host waits for its end, and then any stream
-        # may read it. `BatchFuture` tells torch's allocator which one does.
+        # another batch, while kernels that the caller has queued still read it. The copy, and what is done to it, has a
+        # stream of its own, so that it neither waits for a training step nor delays one; the host waits for its end,
+        # and then any stream may read it. `BatchFuture` tells torch's allocator which one does.
         with torch.cuda.device(self._device), torch.cuda.stream(self._stream):
-            images = self._zeroed(self._view(batch).to(self._dtype, copy=True), bad)
+            changes = self._operates or plan.erasing
+            copy = self._view(batch).to(None if changes else self._dtype, copy=True)
+            images = self._finished(copy, plan, bad)
             copied = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
             copied.record()
         copied.synchronize()
@@ -53,9 +64,28 @@ class HandOver:
 
     def _view(self, batch: Any) -> torch.Tensor:
         view: torch.Tensor = torch.utils.dlpack.from_dlpack(batch.as_tensor())
-        return view.permute(0, 3, 1, 2) if self._channels_last else view
+        return view.permute(0, 3, 1, 2) if self._channels_last and not self._operates else view
 
-    def _zeroed(self, images: torch.Tensor, rows: Sequence[int]) -> torch.Tensor:
-        for row in rows:
+    def _finished(self, images: torch.Tensor, plan: Plan, bad: Sequence[int]) -> torch.Tensor:
+        """What is left to do behind the graph; may write into what it is given."""
+        if self._operates:
+            images = self._operated(images, plan)
+        for step in plan.erasing:
+            erase_batch(images, step)
+        layout = torch.channels_last if self._channels_last else torch.contiguous_format
+        images = images.to(self._dtype, memory_format=layout)
+        for row in bad:
             images[row].zero_()
         return images
+
+    def _operated(self, images: torch.Tensor, plan: Plan) -> torch.Tensor:
+        """Operations and Normalize, from planes of 0 to 255.
+
+        Multiplied and not divided, as torchvision does: thresholds of operations can be pixels' exact values.
+        """
+        if images.is_floating_point():
+            images = images.mul_(1 / _LEVELS)
+        apply_operations(images, plan.operations)
+        if not images.is_floating_point():
+            images = images.float().mul_(1 / _LEVELS)
+        return images.sub_(self._mean).div_(self._std)
