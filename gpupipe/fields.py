@@ -13,6 +13,7 @@ from gpupipe.collating.kinds import OFFSETS, Collate, Kind, Ragged, check_parts,
 from gpupipe.collating.samples import inside
 from gpupipe.collating.values import Column
 from gpupipe.errors import ConfigError
+from gpupipe.mixing import check_labels, soft_labels
 from gpupipe.passes import Finished
 from gpupipe.sources.base import Source
 from gpupipe.trees import map_tensors
@@ -33,13 +34,22 @@ class Fields:
         source: Which columns there are.
         collate: What becomes of them; see `Loader`.
         device: Of the tensors.
+        several_views: Whether "image" and "affine" are tuples, of one entry for each view.
+        num_classes: Makes labels soft, as mixed batches need them; None: they stay as they are.
 
     Raises:
         ConfigError: A field that neither the source nor the specification has.
     """
 
     def __init__(
-        self, names: Sequence[str], source: Source, collate: Collate | Function | None, device: torch.device
+        self,
+        names: Sequence[str],
+        source: Source,
+        collate: Collate | Function | None,
+        device: torch.device,
+        *,
+        several_views: bool = False,
+        num_classes: int | None = None,
     ) -> None:
         if collate is not None and not callable(collate):
             raise ConfigError(
@@ -58,7 +68,16 @@ class Fields:
         _check_columns(self._kinds, source)
         self._owners = check_parts(self._kinds, (*FIELDS, *source.columns))
         self.names = _check_names(names, self._owners, self._kinds)
+        if num_classes is not None and "label" in self._kinds:
+            raise ConfigError(
+                "collate has a way for 'label', which becomes soft where batches are mixed: give the plain labels "
+                "another name, as in Stack(column='label'), or leave it out",
+                field="collate.columns",
+                value="label",
+                allowed="another name",
+            )
         self._source, self._device = source, device
+        self._several_views, self._num_classes = several_views, num_classes
 
     def __call__(self, batch: Finished) -> Any:
         """A tuple with one entry for each field, or what the user's function makes of the samples.
@@ -80,11 +99,13 @@ class Fields:
 
     def _made(self, name: str, batch: Finished) -> dict[str, Any]:
         if name == "image":
-            return {name: batch.images}
+            return {name: self._of_views(batch.views)}
         if name == "valid":
             return {name: torch.from_numpy(batch.valid).to(self._device)}
         if name == "affine":
-            return {name: torch.from_numpy(batch.affines).to(self._device)}
+            return {name: self._of_views([torch.from_numpy(moves).to(self._device) for moves in batch.affines])}
+        if name == "label" and self._num_classes is not None:
+            return {name: self._soft_labels(batch, self._num_classes)}
         if name in ("key", "path") and name not in self._kinds:
             return {name: self._values(name, batch)}
         return collated(self._column(name, batch), self._kinds.get(name), self._device)
@@ -92,12 +113,30 @@ class Fields:
     def _values(self, name: str, batch: Finished) -> list[Any]:
         """One value for each row, as the records have them."""
         if name == "image":
-            return list(batch.images.unbind())
+            return self._rows(batch.views)
         if name == "valid":
             return cast("list[Any]", batch.valid.tolist())
         if name == "affine":
-            return list(torch.from_numpy(batch.affines).unbind())
+            return self._rows([torch.from_numpy(moves) for moves in batch.affines])
+        if name == "label" and self._num_classes is not None:
+            return list(self._soft_labels(batch, self._num_classes).unbind())
         return list(filled(self._column(name, batch)))
+
+    def _of_views(self, views: Sequence[torch.Tensor]) -> Any:
+        return tuple(views) if self._several_views else views[0]
+
+    def _rows(self, views: Sequence[torch.Tensor]) -> list[Any]:
+        return list(zip(*views, strict=True)) if self._several_views else list(views[0].unbind())
+
+    def _soft_labels(self, batch: Finished, num_classes: int) -> torch.Tensor:
+        """float32 (n, num_classes).
+
+        Raises:
+            ConfigError: Labels that are no numbers of classes.
+        """
+        made = collated(self._column("label", batch), None, torch.device("cpu"))["label"]
+        labels = check_labels(made, batch.usable, num_classes)
+        return soft_labels(labels.to(self._device), batch.mixture, batch.usable, num_classes)
 
     def _column(self, name: str, batch: Finished) -> Column:
         records = batch.records

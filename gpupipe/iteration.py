@@ -13,16 +13,19 @@ import time
 import weakref
 from collections.abc import Callable, Iterator
 from concurrent.futures import CancelledError, Future, wait
+from dataclasses import replace
 from functools import cache, partial
 from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
+from gpupipe.ahead import Ahead
 from gpupipe.errors import BackendError
-from gpupipe.geometry import affines
+from gpupipe.finishing import Finisher, last_steps
+from gpupipe.mixing import Mixture, draw_mixture
 from gpupipe.passes import BatchCost, Finished, Pass, Planned
-from gpupipe.plan import Draws, draw
+from gpupipe.plan import Draws
 from gpupipe.reading import Row, read_row
 from gpupipe.repair import repaired
 
@@ -39,6 +42,7 @@ JOIN_TIMEOUT_S = 10.0
 LOOK_UP_S = 0.1
 EXIT_TIMEOUT_S = 1.0
 
+I64 = npt.NDArray[np.int64]
 T = TypeVar("T")
 
 
@@ -84,9 +88,10 @@ class Iteration:
             applied = found.future.result()
             errors = {**found.errors, **applied.errors}
             if errors:
-                finished = repaired(self._pass, found, applied.images, errors)
+                finished = repaired(self._pass, found, applied.views, errors)
+                finished = replace(finished, views=last_steps(self._pass, finished))
             else:
-                finished = Finished(found.records, found.valid, applied.images, affines(found.plan))
+                finished = found.finished(applied.views)  # with its last steps done
             batch = finish(finished)
         except BaseException as error:
             stopped = self._feed.stopping.is_set()
@@ -182,6 +187,8 @@ class _Feed:
         # One more than `prefetch`: the batch that the caller waits for or works on is not ahead of anything.
         self._places = threading.Semaphore(what.prefetch + 1)
         self._readers = _Readers(READERS)
+        self._ahead = Ahead(what)
+        self._finisher = Finisher(what) if what.has_last_steps else None
         self._thread = threading.Thread(target=self._run, name="gpupipe-feed", daemon=True)
         _stop_all_at_exit()
         _running.add(self)
@@ -218,14 +225,16 @@ class _Feed:
 
     def join_readers(self, deadline: float) -> None:
         self._readers.join(deadline)
+        if self._finisher is not None:
+            self._finisher.join(deadline)
 
     def _run(self) -> None:
         try:
-            for draws, valid in self._drawn():
+            for draws, positions in self._drawn():
                 self._places.acquire()
                 if self.stopping.is_set():
                     return
-                planned = self._plan(draws, valid)
+                planned = self._plan(draws, positions)
                 self._ready.put(planned)
                 if self.stopping.is_set():
                     planned.future.cancel()
@@ -235,33 +244,38 @@ class _Feed:
         except BaseException as error:  # whatever it is belongs to the caller, at its turn
             self._ready.put(error)
         finally:
+            self._ahead.close()
             self._readers.stop()
+            if self._finisher is not None:
+                self._finisher.stop()
 
-    def _drawn(self) -> Iterator[tuple[Draws, npt.NDArray[np.bool_]]]:
-        """The random numbers of one batch after another, drawn for several at once."""
+    def _drawn(self) -> Iterator[tuple[list[Draws], I64]]:
+        """The random numbers of one batch after another, drawn for several at once, and its places in the order."""
         what, size = self._pass, self._pass.batch_size
         step = size * max(1, -(-DRAW_ROWS // size))
         total = min(what.rows.count, what.batches * size)
         for first in range(0, total, step):
+            self._ahead.move_to(first)
             positions = what.rows.positions(first, min(first + step, total))
             indices, occurrences = what.order.at(positions)
-            draws = draw(what.recipe, seed=what.seed, epoch=what.epoch, indices=indices, occurrences=occurrences)
+            draws = what.draw(indices, occurrences)
             for start in range(0, len(positions), size):
                 batch = slice(start, start + size)
-                yield draws.take(batch), positions[batch] < what.order.length
+                yield [each.take(batch) for each in draws], positions[batch]
 
-    def _plan(self, draws: Draws, valid: npt.NDArray[np.bool_]) -> Planned:
-        indices = draws.index.tolist()
+    def _plan(self, draws: list[Draws], positions: I64) -> Planned:
+        what = self._pass
+        indices = draws[0].index.tolist()
         groups = [indices[first : first + ROWS_A_TASK] for first in range(0, len(indices), ROWS_A_TASK)]
         futures = [self._readers.submit(partial(self._read, group)) for group in groups]
         while wait(futures, LOOK_UP_S).not_done:
             if self.stopping.is_set():
                 raise _Stopped
         rows = [row for future in futures for row in future.result()]
-        plan = self._pass.plan(rows, draws)
-        return Planned(
+        plans = what.plan(rows, draws)
+        planned = Planned(
             records=[row.record for row in rows],
-            valid=valid,
+            valid=positions < what.order.length,
             errors={number: row.error for number, row in enumerate(rows) if row.error is not None},
             unread=frozenset(number for number, row in enumerate(rows) if row.unread),
             by_pillow=sum(row.by_pillow for row in rows),
@@ -269,9 +283,21 @@ class _Feed:
                 bytes=sum(row.record.size_bytes for row in rows),
                 pixels=sum(row.header.height * row.header.width for row in rows),
             ),
-            plan=plan,
-            future=self._pass.submit(rows, plan),
+            plans=plans,
+            mixture=self._mixture(int(positions[0])),
+            mask=what.mask,
+            future=what.submit(rows, plans),
         )
+        if self._finisher is None:
+            return planned
+        return replace(planned, future=self._finisher.submit(planned))
+
+    def _mixture(self, position: int) -> Mixture | None:
+        what = self._pass
+        recipe = what.views[0]
+        if recipe.mix is None:
+            return None
+        return draw_mixture(recipe.mix, seed=what.seed, epoch=what.epoch, position=position, size=recipe.output_size)
 
     def _read(self, indices: list[int]) -> list[Row]:
         rows = []

@@ -29,6 +29,7 @@ from gpupipe.sampling.samplers import RankRows, Sharding
 from gpupipe.sources import open_source
 from gpupipe.sources.base import Source
 from gpupipe.state import STATE_VERSION, check_identity, check_state
+from gpupipe.views import Views
 
 if TYPE_CHECKING:
     import os
@@ -53,7 +54,8 @@ class Loader:
     Args:
         source: What `gpupipe.open_source` takes: a folder of class folders, tar shards, an LMDB environment, a list, a
             folder that `gpupipe pack` made, ...; a torch Dataset; or a `Source`.
-        recipe: A `Recipe`, or a torchvision transform, which is converted (`Recipe.from_torchvision`).
+        recipe: A `Recipe`; a torchvision transform, which is converted (`Recipe.from_torchvision`); or `Views`, several
+            recipes for each image.
         batch_size: Samples in a batch on this rank.
         shuffle: A new order each epoch, that of `torch.utils.data.DistributedSampler` with the same seed; or not.
         seed: For the order and the augmentation; in [0, 2**63).
@@ -78,8 +80,10 @@ class Loader:
         options: `Options` of the backend: threads, prefetch.
 
     Yields:
-        A tuple with one entry for each field. "image": (n, 3, height, width) of the recipe's dtype; "label": int64,
-        float32 or whatever the source has, stacked; "index": int64 (n,); "valid": bool (n,); "key", "path": lists;
+        A tuple with one entry for each field. "image": (n, 3, height, width) of the recipe's dtype, with `Views` a
+        tuple of these; "label": int64, float32 or whatever the source has, stacked, with `Recipe.mix` float32
+        (n, num_classes), and zeros in rows that are not to count; "index": int64 (n,); "valid": bool (n,); "key",
+        "path": lists;
         "affine": float32 (n, 2, 3), from pixels of the original image to those of "image".
 
     Raises:
@@ -92,7 +96,7 @@ class Loader:
     def __init__(  # noqa: PLR0913 - DataLoader's arguments, which people know; the rest is in config objects
         self,
         source: str | os.PathLike[str] | Source,
-        recipe: Recipe | object,
+        recipe: Recipe | Views | object,
         *,
         batch_size: int,
         shuffle: bool = False,
@@ -107,7 +111,7 @@ class Loader:
         on_error: Policy | OnError = "raise",
         options: Options | None = None,
     ) -> None:
-        self._recipe = recipe if isinstance(recipe, Recipe) else Recipe.from_torchvision(recipe)
+        self._recipe = recipe if isinstance(recipe, Recipe | Views) else Recipe.from_torchvision(recipe)
         self._batch_size = check_integer("batch_size", batch_size, 1, MAX_BATCH_SIZE)
         self._drop_last = bool(drop_last)
         self._seed = check_seed(seed)
@@ -126,7 +130,14 @@ class Loader:
         self._opened = self._source is not source  # what was handed in is not closed
         if len(self._source) == 0:
             raise ConfigError(f"{self._source.uri} has no samples", field="source", value=self._source.uri)
-        self._fields = Fields(fields, self._source, collate, self._choice.device)
+        self._fields = Fields(
+            fields,
+            self._source,
+            collate,
+            self._choice.device,
+            several_views=isinstance(self._recipe, Views),
+            num_classes=_num_classes(self._recipe, fields, self._source),
+        )
         self._on_error = _check_on_error(on_error, self._fields.names, self._source)
         self._ordering = choose_ordering(
             sampler,
@@ -175,7 +186,8 @@ class Loader:
                 drop_last=self._drop_last,
                 prefetch=self._options.prefetch,
                 on_error=self._on_error,
-                substitutes_valid=self._sharding.pad != "mask",
+                mask=self._sharding.pad == "mask",
+                device=self._choice.device,
                 bad=self._bad,
             )
         )
@@ -273,7 +285,7 @@ class Loader:
         return self._source
 
     @property
-    def recipe(self) -> Recipe:
+    def recipe(self) -> Recipe | Views:
         """What is done to each image."""
         return self._recipe
 
@@ -447,6 +459,31 @@ def _check_kind(field: str, value: Config | None, kind: type[Config]) -> Config:
         value=value,
         allowed=kind,
     )
+
+
+def _num_classes(recipe: Recipe | Views, fields: Sequence[str], source: Source) -> int | None:
+    """Length of the soft labels; None where labels stay as they are."""
+    if isinstance(recipe, Views) or recipe.mix is None or "label" not in fields:
+        return None
+    labels = source.labels
+    if labels is not None and (labels.dtype.kind not in "iub" or labels.ndim != 1):
+        raise ConfigError(
+            f"mix={recipe.mix!r} makes soft labels from one number for each sample, but the labels of {source.uri} are "
+            f"{labels.dtype} of shape {labels.shape[1:]}: leave 'label' out of fields, and only images are mixed",
+            field="mix",
+            value=str(labels.dtype),
+            allowed="labels that are integers",
+        )
+    classes = getattr(source, "classes", None)
+    found = recipe.mix.num_classes or (None if classes is None else len(classes))
+    if not found:
+        raise ConfigError(
+            f"{source.uri} does not say how many classes there are, which soft labels need: give Mix(num_classes=...)",
+            field="mix.num_classes",
+            value=recipe.mix.num_classes,
+            allowed="an integer of at least 1",
+        )
+    return found
 
 
 def _check_on_error(on_error: Policy | OnError, fields: tuple[str, ...], source: Source) -> OnError:

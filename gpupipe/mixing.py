@@ -167,15 +167,17 @@ def soft_labels(labels: torch.Tensor, mixture: Mixture | None, usable: Bools, nu
     return torch.zeros(len(labels), num_classes, device=labels.device).index_copy_(0, rows, hard)
 
 
-def check_labels(labels: torch.Tensor, usable: Bools, num_classes: int) -> None:
-    """Raise ConfigError unless the labels of a batch, on the host, are numbers of classes."""
+def check_labels(labels: object, usable: Bools, num_classes: int) -> torch.Tensor:
+    """The labels of a batch, collated on the host; ConfigError unless they are numbers of classes where usable."""
     import torch
 
-    if labels.dtype == torch.int64 and labels.ndim == 1:
+    if not isinstance(labels, torch.Tensor):
+        what, value = f"labels that are no tensor but {type(labels).__name__}", labels
+    elif labels.dtype == torch.int64 and labels.ndim == 1:
         found = labels[torch.from_numpy(usable)]
         wrong = found[(found < 0) | (found >= num_classes)].tolist()
         if not wrong:
-            return
+            return labels
         what, value = f"the label {wrong[0]}", wrong[0]
     else:
         what, value = f"labels of {labels.dtype} and shape {tuple(labels.shape)}", tuple(labels.shape)

@@ -12,7 +12,6 @@ import numpy as np
 from gpupipe.errors import RecordError, SourceError
 from gpupipe.geometry import affines
 from gpupipe.passes import Finished, Pass, Planned
-from gpupipe.plan import draw
 from gpupipe.reading import Row, read_row
 from gpupipe.rng import Op, first_counter_word, uniforms
 
@@ -25,13 +24,13 @@ TRIES = 8
 Errors = Mapping[int, RecordError]
 
 
-def repaired(what: Pass, batch: Planned, images: torch.Tensor, errors: Errors) -> Finished:
+def repaired(what: Pass, batch: Planned, views: tuple[torch.Tensor, ...], errors: Errors) -> Finished:
     """The batch without its bad rows.
 
     Args:
         what: The pass it belongs to; its list of bad samples is added to.
         batch: As it was planned.
-        images: (n, 3, height, width), which is written to.
+        views: (n, 3, height, width) for each view, which are written to.
         errors: Row -> what is wrong with it; not empty.
 
     Raises:
@@ -44,7 +43,7 @@ def repaired(what: Pass, batch: Planned, images: torch.Tensor, errors: Errors) -
     if policy == "raise":
         raise errors[min(errors)]
     _check_number(what, what.bad.rows + len(batch.records), errors[max(errors)])
-    finished = Finished(list(batch.records), batch.valid.copy(), images, affines(batch.plan))
+    finished = replace(batch.finished(views), records=list(batch.records), valid=batch.valid.copy())
     if policy == "ignore":
         return _ignore(finished, batch, errors)
     _substitute(what, finished, batch, errors)
@@ -65,7 +64,8 @@ def _check_number(what: Pass, rows: int, last: RecordError) -> None:
 
 def _ignore(finished: Finished, batch: Planned, errors: Errors) -> Finished:
     rows = sorted(errors)
-    finished.images[rows] = 0
+    for images in finished.views:
+        images[rows] = 0
     finished.valid[rows] = False
     return replace(finished, ignored=frozenset(rows), unread=batch.unread)
 
@@ -116,23 +116,22 @@ def _replace(what: Pass, finished: Finished, batch: Planned, tried: Mapping[int,
     if not read:
         return []
     rows = list(read)
-    draws = draw(
-        what.recipe,
-        seed=what.seed,
-        epoch=what.epoch,
+    earlier = batch.plans[0].occurrence
+    draws = what.draw(
         indices=[tried[row] for row in rows],
-        occurrences=[_occurrence(batch.records[row].index, int(batch.plan.occurrence[row])) for row in rows],
+        occurrences=[_occurrence(batch.records[row].index, int(earlier[row])) for row in rows],
     )
-    plan = what.plan(list(read.values()), draws)
-    applied, moves = what.submit(list(read.values()), plan).result(), affines(plan)
+    plans = what.plan(list(read.values()), draws)
+    applied, moves = what.submit(list(read.values()), plans).result(), [affines(plan) for plan in plans]
     good = []
     for number, row in enumerate(rows):
         if number in applied.errors:
             what.bad.add(tried[row], applied.errors[number])
             continue
-        finished.images[row], finished.affines[row] = applied.images[number], moves[number]
+        for view, images in enumerate(applied.views):
+            finished.views[view][row], finished.affines[view][row] = images[number], moves[view][number]
         finished.records[row] = read[row].record
-        finished.valid[row] &= what.substitutes_valid
+        finished.valid[row] &= not what.mask
         what.bad.replaced(batch.records[row].index, tried[row])
         good.append(row)
     return good
