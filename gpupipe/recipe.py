@@ -236,11 +236,11 @@ class Recipe:
         return cls(steps=steps, precision=precision, exif=exif, output=Output() if output is None else output)
 
     @classmethod
-    def from_torchvision(cls, transform: object) -> Recipe:
+    def from_torchvision(cls, transform: object, *, unsupported: Literal["error", "tail"] = "error") -> Recipe:
         """The recipe that does what a torchvision transform does; see `gpupipe.convert.from_torchvision`."""
         from gpupipe.convert import from_torchvision
 
-        return from_torchvision(transform)
+        return from_torchvision(transform, unsupported=unsupported)
 
     def to_torchvision(self) -> v2.Compose:
         """A torchvision v2 `Compose` that does the same; see `gpupipe.convert.to_torchvision`."""

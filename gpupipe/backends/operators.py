@@ -66,7 +66,7 @@ def _operated(image: torch.Tensor, step: OperationRows, row: int) -> Any:
             return F.posterize(image, int(values[0]))
         case Operation.SOLARIZE:
             # Rounded, because 128 / 255 * 255 must not become more than 128.
-            return F.solarize(image, round(levels * values[0], 6))
+            return F.solarize(image, round(levels * values[0], 6) if levels > 1 else values[0])
         case Operation.AUTOCONTRAST:
             return F.autocontrast(image)
         case Operation.EQUALIZE:
@@ -109,4 +109,5 @@ def _mode(step: OperationRows) -> InterpolationMode:
 
 
 def _fill(step: OperationRows, levels: int) -> list[float] | None:
-    return None if step.fill is None else [levels * value for value in step.fill]
+    # Rounded as thresholds are: torchvision truncates the fill of integers.
+    return None if step.fill is None else [round(levels * value, 6) if levels > 1 else value for value in step.fill]

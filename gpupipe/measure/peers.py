@@ -81,17 +81,22 @@ def tensors(work: Work, stack: ExitStack) -> Epochs:
 
 def _pillow_transform(recipe: Recipe) -> v2.Compose:
     last = [v2.PILToTensor(), v2.ToDtype(torch.float32, scale=True)]
-    steps = [to_v2(step) for step in recipe.steps if not isinstance(step, Normalize)]
-    return v2.Compose([*steps, *last, *_normalize(recipe)])
+    return v2.Compose([*_on_levels(recipe), *last, *_on_floats(recipe)])
 
 
 def _tensor_transform(recipe: Recipe) -> v2.Compose:
-    steps = [to_v2(step) for step in recipe.steps if not isinstance(step, Normalize)]
-    return v2.Compose([*steps, v2.ToDtype(torch.float32, scale=True), *_normalize(recipe)])
+    return v2.Compose([*_on_levels(recipe), v2.ToDtype(torch.float32, scale=True), *_on_floats(recipe)])
 
 
-def _normalize(recipe: Recipe) -> list[v2.Transform]:
-    return [v2.Normalize(list(step.mean), list(step.std)) for step in recipe.steps if isinstance(step, Normalize)]
+_FLOAT_STAGES = ("normalize", "erase")
+
+
+def _on_levels(recipe: Recipe) -> list[v2.Transform]:
+    return [to_v2(step) for step in recipe.steps if step.STAGE not in _FLOAT_STAGES]
+
+
+def _on_floats(recipe: Recipe) -> list[v2.Transform]:
+    return [to_v2(step, levels=1) for step in recipe.steps if step.STAGE in _FLOAT_STAGES]
 
 
 def _read_pillow(data: Any) -> Any:

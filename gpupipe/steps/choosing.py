@@ -66,7 +66,7 @@ class RandomChoice(Container):
                 raise fail("p", p, f"None or {len(steps)} weights, none of them negative")
             if sum(p) <= 0:
                 raise fail("p", p, "weights of which one at least is positive")
-            p = tuple(as_float(weight) for weight in p)
+            p = None if len(set(p)) == 1 else tuple(as_float(weight) for weight in p)
         self._set(steps=steps, p=p)
 
 

@@ -147,6 +147,8 @@ class RandomCrop(Step):
         sides, border, colour = pair("size", size), _border(padding), checked_fill(fill)
         if colour is None:
             raise fail("fill", fill, "one number or three (red, green, blue), each from 0 (black) to 1 (white)")
+        if padding_mode != "constant":
+            colour = (0.0, 0.0, 0.0)  # of no account
         if padding_mode == "constant":
             pass
         elif pad_if_needed:
