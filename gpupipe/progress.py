@@ -11,14 +11,17 @@ _SECONDS = 10.0
 
 
 @contextlib.contextmanager
-def progress_bar(total: int, what: str, *, show: bool, done: int = 0) -> Iterator[Callable[[int], object]]:
+def progress_bar(
+    total: int, what: str, *, show: bool, done: int = 0, unit: str = "image"
+) -> Iterator[Callable[[int], object]]:
     """Count up to a total: with tqdm where it is installed, else with a line every ten seconds.
 
     Args:
-        total: Of images.
+        total: Of images, or whatever `unit` says.
         what: Said before the numbers.
         show: Otherwise nothing is shown.
         done: How many of them were done before.
+        unit: What is counted.
 
     Yields:
         Takes how many more are done.
@@ -31,7 +34,7 @@ def progress_bar(total: int, what: str, *, show: bool, done: int = 0) -> Iterato
     except ImportError:
         yield _Lines(total, what, done).add
         return
-    with tqdm(total=total, initial=done, unit="image", desc=what, leave=False) as bar:
+    with tqdm(total=total, initial=done, unit=unit, desc=what, leave=False) as bar:
         yield bar.update
 
 

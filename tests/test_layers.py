@@ -14,8 +14,9 @@ PACKAGE = Path(gpupipe.__file__).parent
 
 # Low to high. A unit is a module or a package directly below gpupipe; it imports itself and what stands in rows above.
 LAYERS = (
-    ("errors", "files", "parallel", "progress"),
-    ("checks", "steps", "functions"),
+    ("errors", "files", "forks", "parallel", "progress"),
+    ("checks", "steps", "functions", "cache"),
+    ("remote",),
     ("recipe", "records", "rng", "collating", "trees"),
     ("prefetching", "mixing", "views"),
     ("convert", "pillow"),
@@ -23,10 +24,10 @@ LAYERS = (
     ("decode", "faults"),
     ("augmentation",),
     ("plan", "geometry", "sources", "sampling"),
-    ("cache",),
     ("backends",),
     ("reading", "state"),
     ("passes",),
+    ("ahead",),
     ("repair", "finishing"),
     ("iteration", "fields"),
     ("loader",),

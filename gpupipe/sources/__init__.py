@@ -75,11 +75,15 @@ def open_source(
     Args:
         target: A path: of a folder of class folders, of tar shards (one, a pattern with ``*``, or with braces such as
             ``train-{000000..000146}.tar``), an LMDB environment, an ``.npy`` file of images, a list of files
-            (``.csv``, ``.tsv``, ``.jsonl``), or a folder that `gpupipe pack` made. Or an object: a
+            (``.csv``, ``.tsv``, ``.jsonl``), or a folder that `gpupipe pack` made. Or the URL of any of these, such as
+            ``s3://bucket/train/``: any that fsspec knows. Or an object: a
             `gpupipe.sources.base.Source`, which is returned as it is, or a torch Dataset of (image, label).
         format: Which of these it is, where its name does not tell: "folder", "tar", "lmdb", "memmap", "npy", "list",
             "packed" or "dataset".
-        **options: Further arguments of that kind of source, such as ``label=`` and ``columns=`` of `TarShards`.
+        **options: Further arguments of that kind of source, such as ``label=`` and ``columns=`` of `TarShards`. For
+            URLs, also those of `gpupipe.sources.remote.RemoteOptions`: ``cache_dir=``, ``cache_bytes=``,
+            ``storage_options=``, ``retries=``, ``on_cache_error=``. Compressed tar shards (``.tar.gz``, ``.tar.zst``)
+            on a local disk take these, too: they are decompressed into the cache.
 
     Raises:
         ConfigError: Nothing that can be opened; the message lists what can.
@@ -108,11 +112,17 @@ def _open_path(path: str, format: str | None, options: dict[str, Any]) -> Source
             value=format,
             allowed=tuple(_FORMATS),
         )
+    if is_remote(path):
+        return _call("gpupipe.sources.remote", "open_remote", path, {"format": format, **options})
+    if options.get("cache_dir") is not None and re.search(r"\.(tar\.(gz|zst)|tgz)$", path.lower()):
+        # Decompressed into the cache, as if it were far away.
+        url = f"file://{os.path.abspath(path)}"
+        return _call("gpupipe.sources.remote", "open_remote", url, {"format": "tar", **options})
     _check_path(path)
     for name, each in _FORMATS.items():
         if format == name or (format is None and each.accepts(path)):
             return _call(each.module, each.opener, path, options)
-    if "://" not in path and not os.path.lexists(path) and not glob.has_magic(path):
+    if not os.path.lexists(path) and not glob.has_magic(path):
         raise SourceError(
             f"there is no {path!r} (looked from {os.getcwd()!r}). Supported are: {_supported()}", uri=path
         )
@@ -123,6 +133,11 @@ def _open_path(path: str, format: str | None, options: dict[str, Any]) -> Source
         value=path,
         allowed=_supported(),
     )
+
+
+def is_remote(path: str) -> bool:
+    """Whether a path is a URL."""
+    return re.match(r"[a-zA-Z][a-zA-Z0-9+.-]*://", path) is not None
 
 
 def _check_path(path: str) -> None:

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from gpupipe.errors import RecordError
+from gpupipe.errors import RecordError, SourceError
 from gpupipe.records import Record
 
 
@@ -33,6 +33,9 @@ class Source(Protocol):
       lies together in one file, and is best read in a row.
     - ``key(index)``: the key of a record, without reading it.
     - ``classes``: the names of the classes in the order of their numbers.
+    - ``read_ahead()``: for records that are far away; see `ReadAhead`.
+    - ``stage(indices, progress=...)``: fetches what is far away; see `gpupipe.stage`.
+    - ``cache_stats``: what that has cost, a `gpupipe.RemoteStats`.
     """
 
     @property
@@ -78,6 +81,22 @@ class Source(Protocol):
         """Close all handles of this process. Idempotent; a later access opens them again."""
 
 
+class ReadAhead(Protocol):
+    """What a source fetches ahead for one pass over it: it is told which records are needed next.
+
+    Attributes:
+        rows: How many records ahead of those that are read it wants to know.
+    """
+
+    rows: int
+
+    def add(self, indices: npt.NDArray[np.int64]) -> None:
+        """These are needed next, in this order, after those told before. Returns at once, and raises nothing."""
+
+    def close(self) -> None:
+        """The pass is over: fetch no more. Idempotent."""
+
+
 def is_source(target: object) -> bool:
     """Whether an object has everything that `Source` asks for. Nothing of it is called."""
     missing = object()
@@ -106,6 +125,16 @@ def unreadable(
         key=key,
         path=path,
         offset=offset,
+    )
+
+
+def unreachable(
+    error: SourceError, *, uri: str, index: int, key: str, path: str, offset: int | None = None
+) -> RecordError:
+    """The RecordError for a record whose bytes a remote store does not give; raise it from `error`, which says why."""
+    at = f" at byte {offset}" if offset is not None else ""
+    return RecordError(
+        f"record {index} ({key!r}{at}) cannot be read: {error}", uri=uri, index=index, key=key, path=path, offset=offset
     )
 
 

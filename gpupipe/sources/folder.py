@@ -109,9 +109,12 @@ class ImageFolder:
         folder.root = root
         folder.classes, folder._folders, folder._folder_starts, folder._folder_classes, names = listing
         folder.class_to_idx = {name: number for number, name in enumerate(folder.classes)}
-        folder._names = names.block
-        folder._ends = _small(names.ends, len(names.block))
+        folder._take_names(names)
         return folder
+
+    def _take_names(self, names: Strings) -> None:
+        self._names = names.block
+        self._ends = _small(names.ends, len(names.block))
 
     def listing(self) -> Listing:
         """What there is, for `of_listing`."""

@@ -42,7 +42,7 @@ def open_packed(path: str | os.PathLike[str], **options: Any) -> Source:
         SourceError: The pack is not finished, or damaged.
     """
     folder = os.path.abspath(os.path.expanduser(os.fsdecode(path)))
-    format, kinds = _manifest(folder)
+    format, kinds = read_manifest(folder)
     if format == "lmdb":
         return LmdbSource(folder, **options)
     if format == "memmap":
@@ -55,8 +55,8 @@ def open_packed(path: str | os.PathLike[str], **options: Any) -> Source:
     raise SourceError(f"{folder!r} is a pack of format {format!r}, which this gpupipe does not know", uri=folder)
 
 
-def _manifest(folder: str) -> tuple[str, dict[str, str]]:
-    """The format, and the kind of each column."""
+def read_manifest(folder: str) -> tuple[str, dict[str, str]]:
+    """The format of the pack in a folder, and the kind of each column."""
     path = os.path.join(folder, MANIFEST)
     try:
         with open(path, encoding="utf-8") as file:

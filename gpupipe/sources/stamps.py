@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from gpupipe.errors import SourceError
 
-_ENDS_BYTES = 1 << 16
+ENDS_BYTES = 1 << 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,13 +43,23 @@ class Stamp:
         return status.st_mtime_ns == self.mtime_ns or _digest(path, status.st_size) == self.digest
 
 
+def digest_of(first: bytes, last: bytes) -> str:
+    """The digest of a file by its ends.
+
+    Args:
+        first: Its first 64 KiB, or all of it.
+        last: Its last 64 KiB, or all of it.
+    """
+    return hashlib.sha256(first + last).hexdigest()
+
+
 def _digest(path: str, size: int) -> str:
     digest = hashlib.sha256()
     try:
         with open(path, "rb") as file:
-            digest.update(file.read(_ENDS_BYTES))
-            file.seek(max(0, size - _ENDS_BYTES))
-            digest.update(file.read(_ENDS_BYTES))
+            digest.update(file.read(ENDS_BYTES))
+            file.seek(max(0, size - ENDS_BYTES))
+            digest.update(file.read(ENDS_BYTES))
     except OSError as error:
         raise SourceError(f"{path!r} cannot be read: {error.strerror or error}", uri=path) from error
     return digest.hexdigest()

@@ -36,14 +36,16 @@ Cut = Literal["raise", "drop"]
 Access = Literal["map", "read"]
 
 # Linux allows a process some 65,000 maps.
-_MAPS_AT_MOST = 32_768
+MAPS_AT_MOST = 32_768
 _log = logging.getLogger(__name__)
 
 Target = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class _Options:
+class TarOptions:
+    """Arguments of `TarShards` that say how its records are read."""
+
     columns: str | Sequence[str]
     keys: Keys
     cut: Cut
@@ -133,7 +135,7 @@ class TarShards:
         access: Access = "map",
         cache_dir: str | os.PathLike[str] | None = None,
     ) -> None:
-        options = _Options(columns=columns, keys=keys, cut=cut, access=access)
+        options = TarOptions(columns=columns, keys=keys, cut=cut, access=access)
         layout = Layout(image=(image,) if isinstance(image, str) else tuple(image), label=label)
         paths = find_shards(shards)
         cache = None if cache_dir is None else os.path.abspath(os.path.expanduser(os.fsdecode(cache_dir)))
@@ -160,21 +162,21 @@ class TarShards:
         Raises:
             SourceError: It is none, or a shard is missing or has changed since.
         """
-        options = _Options(columns=columns, keys=keys, cut=cut, access=access)
+        options = TarOptions(columns=columns, keys=keys, cut=cut, access=access)
         path = os.path.abspath(os.path.expanduser(os.fsdecode(index)))
         source = cls.__new__(cls)
         source._open(*read_joint(path), os.path.dirname(path), options)
         return source
 
     def _open(
-        self, table: Table, shards: list[str], statuses: list[os.stat_result], uri: str, options: _Options
+        self, table: Table, shards: list[str], statuses: list[os.stat_result] | None, uri: str, options: TarOptions
     ) -> None:
         self._uri, self.shards = uri, shards
         self._table, self._layout = table, layout_of(table)
-        self._stamps = [
-            replace(stamp, mtime_ns=status.st_mtime_ns)
-            for stamp, status in zip(stamps_of(table), statuses, strict=True)
-        ]
+        self._stamps = stamps_of(table)
+        if statuses is not None:
+            stamps = zip(self._stamps, statuses, strict=True)
+            self._stamps = [replace(stamp, mtime_ns=status.st_mtime_ns) for stamp, status in stamps]
         self._access = options.access
         self._starts: list[int] = table.extra["shard_starts"].tolist()
         self._prefixes = [f"{name}/" for name in relative_names(shards)[1]] if options.keys == "shard" else None
@@ -274,7 +276,7 @@ class TarShards:
     def _map(self, shard: int) -> FileMap:
         mapped = FileMap(self.shards[shard])
         self._check(shard, mapped.status)
-        while len(self._maps) >= _MAPS_AT_MOST:
+        while len(self._maps) >= MAPS_AT_MOST:
             with suppress(KeyError):  # another thread was faster
                 self._maps.popitem()
         return self._maps.setdefault(shard, mapped)
@@ -410,8 +412,8 @@ def find_shards(target: Target) -> list[str]:
         for part in os.fsdecode(name).split("::"):
             if "://" in part or part.startswith("pipe:"):
                 raise ConfigError(
-                    f"shards={target!r} names {part!r}: tar shards are read from a local disk or a mounted one. Copy "
-                    "them there",
+                    f"shards={target!r} names {part!r}: this class reads shards of a local disk or a mounted one. "
+                    "gpupipe.open_source opens URLs",
                     field="shards",
                     value=target,
                     allowed="paths",

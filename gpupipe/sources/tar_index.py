@@ -493,23 +493,9 @@ def read_joint(path: str, folder: str | None = None) -> Joined:
         SourceError: It is damaged or something else, or a shard is missing or has changed.
     """
     table = Table.load(path)
-    try:
-        if (table.meta["kind"], table.meta["version"]) != (_JOINT, VERSION):
-            raise ValueError(f"it is of kind {table.meta['kind']!r}, version {table.meta['version']!r}")
-        folder = folder or os.path.dirname(os.path.abspath(path))
-        names = [entry["name"].split("/") for entry in table.meta["shards"]]
-        if any(part in ("", ".", "..") for name in names for part in name):
-            raise ValueError("it names shards outside of its folder")
-        shards = [os.path.join(folder, *name) for name in names]
-        stamps = stamps_of(table)
-        starts = table.extra["shard_starts"]
-        if len(starts) != len(shards) + 1 or starts[0] or starts[-1] != len(table) or (np.diff(starts) < 0).any():
-            raise ValueError("its shards do not fit its records")
-        _check_table(table, starts, [stamp.size_bytes for stamp in stamps])
-    except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
-        raise SourceError(
-            f"{path!r} is no index of tar shards, or damaged ({error}): make it anew", uri=path
-        ) from error
+    folder = folder or os.path.dirname(os.path.abspath(path))
+    shards = [os.path.join(folder, *name.split("/")) for name in joint_names(table, path)]
+    stamps = stamps_of(table)
     statuses = []
     for shard, stamp in zip(shards, stamps, strict=True):
         statuses.append(status_of(shard))
@@ -520,3 +506,43 @@ def read_joint(path: str, folder: str | None = None) -> Joined:
                 uri=path,
             )
     return table, shards, statuses
+
+
+def joint_names(table: Table, path: str) -> list[str]:
+    """The shards that a joint index names, from its own folder on.
+
+    Args:
+        table: The index.
+        path: Where it is, for messages.
+
+    Raises:
+        SourceError: It is something else, or does not fit itself.
+    """
+    try:
+        if (table.meta["kind"], table.meta["version"]) != (_JOINT, VERSION):
+            raise ValueError(f"it is of kind {table.meta['kind']!r}, version {table.meta['version']!r}")
+        names = [str(entry["name"]) for entry in table.meta["shards"]]
+        if any(part in ("", ".", "..") for name in names for part in name.split("/")):
+            raise ValueError("it names shards outside of its folder")
+        stamps = stamps_of(table)
+        starts = table.extra["shard_starts"]
+        if len(starts) != len(names) + 1 or starts[0] or starts[-1] != len(table) or (np.diff(starts) < 0).any():
+            raise ValueError("its shards do not fit its records")
+        _check_table(table, starts, [stamp.size_bytes for stamp in stamps])
+    except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
+        raise SourceError(
+            f"{path!r} is no index of tar shards, or damaged ({error}): make it anew", uri=path
+        ) from error
+    return names
+
+
+def sidecar_stamp(table: Table, layout: Layout) -> Stamp | None:
+    """What the shard of an index is known by; None if it was made for another layout, or does not fit itself."""
+    try:
+        if any(table.meta.get(name) != value for name, value in _head(layout).items()):
+            return None
+        stamp = Stamp(**table.meta["stamp"])
+        _check_table(table, np.asarray([0, len(table)]), [stamp.size_bytes])
+    except (ValueError, KeyError, TypeError, AttributeError, IndexError):
+        return None
+    return stamp

@@ -52,7 +52,7 @@ def test_open_source_of_nothing_raises_source_error(tmp_path):
         open_source(tmp_path / "gone")
 
 
-@pytest.mark.parametrize("target", [None, 3, [1, 2], object(), "s3://bucket/train", ImageFolder])
+@pytest.mark.parametrize("target", [None, 3, [1, 2], object(), ImageFolder])
 def test_open_source_of_something_else_raises_config_error(target):
     with pytest.raises(ConfigError, match=r"Supported are: .*a folder of class folders") as error:
         open_source(target)

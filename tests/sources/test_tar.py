@@ -492,8 +492,8 @@ def test_find_shards_named_twice_raises(tmp_path):
 
 
 @pytest.mark.parametrize("target", ["s3://bucket/a-{0..3}.tar", "https://host/a.tar", ["pipe:cat a.tar"]])
-def test_find_shards_of_urls_says_to_copy_them(target):
-    with pytest.raises(ConfigError, match="Copy them there"):
+def test_find_shards_of_urls_says_what_opens_them(target):
+    with pytest.raises(ConfigError, match="open_source opens URLs"):
         TarShards(target)
 
 
