@@ -52,6 +52,8 @@ if TYPE_CHECKING:
     from gpupipe.recipe import Output as Output
     from gpupipe.recipe import Recipe as Recipe
     from gpupipe.records import Record as Record
+    from gpupipe.remote.counters import RemoteStats as RemoteStats
+    from gpupipe.remote.retries import Retries as Retries
     from gpupipe.sampling.batch_sampler import BatchSampler as BatchSampler
     from gpupipe.sampling.cost import CostAware as CostAware
     from gpupipe.sampling.cost import measure_costs as measure_costs
@@ -63,6 +65,7 @@ if TYPE_CHECKING:
     from gpupipe.sampling.shuffle_quality import shuffle_quality as shuffle_quality
     from gpupipe.sources import open_source as open_source
     from gpupipe.sources.folder import ImageFolder as ImageFolder
+    from gpupipe.sources.remote import stage as stage
     from gpupipe.steps import AutoAugment as AutoAugment
     from gpupipe.steps import CenterCrop as CenterCrop
     from gpupipe.steps import ColorJitter as ColorJitter
@@ -150,8 +153,10 @@ _PUBLIC = {
     "Recipe": "gpupipe.recipe",
     "Record": "gpupipe.records",
     "RecordError": "gpupipe.errors",
+    "RemoteStats": "gpupipe.remote.counters",
     "Report": "gpupipe.parity",
     "Resize": "gpupipe.steps",
+    "Retries": "gpupipe.remote.retries",
     "SelfCheck": "gpupipe.measure.selfcheck",
     "ShardOrder": "gpupipe.sampling.samplers",
     "Sharding": "gpupipe.sampling.samplers",
@@ -176,6 +181,7 @@ _PUBLIC = {
     "prefetch": "gpupipe.prefetching",
     "selfcheck": "gpupipe.measure.selfcheck",
     "shuffle_quality": "gpupipe.sampling.shuffle_quality",
+    "stage": "gpupipe.sources.remote",
     "transform_boxes": "gpupipe.geometry",
     "watch": "gpupipe.measure.watch",
 }
