@@ -124,7 +124,7 @@ def _operation(operation: Operation, step: OperationRows, height: int, width: in
         case Operation.SHARPNESS:
             return _sharpness, 1 - given[:, :1]
         case Operation.POSTERIZE:
-            return _posterize, given[:, :1]
+            return _posterize, np.exp2(given[:, :1])
         case Operation.SOLARIZE:
             # Rounded as in `gpupipe.backends.operators`; for uint8 and for floats.
             return _solarize, np.stack([np.round(white * given[:, 0], 6) for white in (_LEVELS, 1)], axis=1)
@@ -166,8 +166,9 @@ def _like(result: Tensor, images: Tensor) -> Tensor:
 
 def _grey(images: Tensor) -> Tensor:
     """float32 (m, 1, height, width), not rounded."""
-    red, green, blue = images.split(1, dim=1)
-    return red.mul(_GREY[0]).add_(green, alpha=_GREY[1]).add_(blue, alpha=_GREY[2])
+    red, green, blue = images[:, :1], images[:, 1:2], images[:, 2:]
+    grey: Tensor = red.mul(_GREY[0]).add_(green, alpha=_GREY[1]).add_(blue, alpha=_GREY[2])
+    return grey
 
 
 def _whole_grey(images: Tensor) -> Tensor:
@@ -217,7 +218,8 @@ def _hue(images: Tensor, values: Tensor) -> Tensor:
     is_grey = span == 0
     saturation = span / torch.where(is_grey, 1.0, value)
     # How far each channel is below the largest, in shares of the range.
-    red, green, blue = ((value - pixels) / torch.where(is_grey, 1.0, span)).split(1, dim=1)
+    below = (value - pixels) / torch.where(is_grey, 1.0, span)
+    red, green, blue = below[:, :1], below[:, 1:2], below[:, 2:]
     is_red, is_green = pixels[:, :1] == value, pixels[:, 1:2] == value
     sixths = torch.where(is_red, blue - green, torch.where(is_green, red + 2 - blue, green + 4 - red))
     turned = (sixths.mul(1 / 6) + 1).fmod_(1).add_(_per_image(values, 0)).remainder_(1).mul_(6)
@@ -256,11 +258,9 @@ def _sharpness(images: Tensor, values: Tensor) -> Tensor:
 
 
 def _posterize(images: Tensor, values: Tensor) -> Tensor:
-    bits = _per_image(values, 0)
+    levels = _per_image(values, 0)
     if images.dtype == torch.uint8:
-        dropped = torch.exp2(8 - bits)
-        return images & (256 - dropped).to(torch.uint8)
-    levels = torch.exp2(bits)
+        return images & (_LEVELS + 1 - (_LEVELS + 1) / levels).to(torch.uint8)
     return torch.minimum(images.mul(levels).floor_(), levels - 1).div_(levels)
 
 
@@ -401,7 +401,7 @@ def _sampled(
     grid = torch.stack([torch.addcmul(x * first, y, second) + third for first, second, third in _threes(numbers)], 3)
     pixels = grid_sample(pixels, grid, mode=interpolation, padding_mode="zeros", align_corners=False)
     if fill is not None:
-        pixels, mask = pixels.split(3, dim=1)
+        pixels, mask = pixels[:, :3], pixels[:, 3:]
         colour = _colour(fill, images)
         if interpolation == "nearest":
             pixels = torch.where(mask < 0.5, colour, pixels)

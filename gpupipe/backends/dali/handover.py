@@ -54,8 +54,8 @@ class HandOver:
         # stream of its own, so that it neither waits for a training step nor delays one; the host waits for its end,
         # and then any stream may read it. `BatchFuture` tells torch's allocator which one does.
         with torch.cuda.device(self._device), torch.cuda.stream(self._stream):
-            changes = self._operates or plan.erasing
-            copy = self._view(batch).to(None if changes else self._dtype, copy=True)
+            view = self._view(batch)
+            copy = view.clone() if self._operates or plan.erasing else view.to(self._dtype, copy=True)
             images = self._finished(copy, plan, bad)
             copied = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
             copied.record()
