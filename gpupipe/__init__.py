@@ -38,8 +38,13 @@ if TYPE_CHECKING:
     from gpupipe.measure.diagnosing import Diagnosis as Diagnosis
     from gpupipe.measure.diagnosing import Finding as Finding
     from gpupipe.measure.diagnosing import diagnose as diagnose
+    from gpupipe.measure.profiling import ProfileReport as ProfileReport
+    from gpupipe.measure.profiling import profile as profile
     from gpupipe.measure.selfcheck import SelfCheck as SelfCheck
     from gpupipe.measure.selfcheck import selfcheck as selfcheck
+    from gpupipe.measure.tuning import TuneReport as TuneReport
+    from gpupipe.measure.tuning import load_options as load_options
+    from gpupipe.measure.tuning import tune as tune
     from gpupipe.measure.watch import Watch as Watch
     from gpupipe.measure.watch import WatchReport as WatchReport
     from gpupipe.measure.watch import watch as watch
@@ -132,6 +137,7 @@ _PUBLIC = {
     "Output": "gpupipe.recipe",
     "PackOptions": "gpupipe.packing",
     "Pad": "gpupipe.collating.kinds",
+    "ProfileReport": "gpupipe.measure.profiling",
     "Ragged": "gpupipe.collating.kinds",
     "RandAugment": "gpupipe.steps",
     "RandomAdjustSharpness": "gpupipe.steps",
@@ -165,24 +171,28 @@ _PUBLIC = {
     "Stack": "gpupipe.collating.kinds",
     "StateError": "gpupipe.errors",
     "TrivialAugmentWide": "gpupipe.steps",
+    "TuneReport": "gpupipe.measure.tuning",
+    "Views": "gpupipe.views",
     "Watch": "gpupipe.measure.watch",
     "WatchReport": "gpupipe.measure.watch",
-    "Views": "gpupipe.views",
     "Weighted": "gpupipe.sampling.samplers",
     "bench": "gpupipe.measure.bench",
     "check_parity": "gpupipe.parity",
     "collate": "gpupipe.collating.samples",
     "diagnose": "gpupipe.measure.diagnosing",
     "inspect_source": "gpupipe.inspection",
+    "load_options": "gpupipe.measure.tuning",
     "make_plan": "gpupipe.plan",
     "measure_costs": "gpupipe.sampling.cost",
     "open_source": "gpupipe.sources",
     "pack": "gpupipe.packing",
     "prefetch": "gpupipe.prefetching",
+    "profile": "gpupipe.measure.profiling",
     "selfcheck": "gpupipe.measure.selfcheck",
     "shuffle_quality": "gpupipe.sampling.shuffle_quality",
     "stage": "gpupipe.sources.remote",
     "transform_boxes": "gpupipe.geometry",
+    "tune": "gpupipe.measure.tuning",
     "watch": "gpupipe.measure.watch",
 }
 

@@ -11,6 +11,7 @@ from gpupipe.errors import BackendUnavailable, SourceError
 
 if TYPE_CHECKING:
     from gpupipe.measure.bench import BenchReport
+    from gpupipe.measure.profiling import ProfileReport
 
 # A round is cut into spans of time with four batches each on average, so that single ones do not hide the course.
 _MOST_SPANS = 20
@@ -44,6 +45,35 @@ def plot_bench(report: BenchReport, path: Path) -> Path:
         between.bar_label(bars, fmt="%.0f", fontsize="x-small")
     between.set_xticks(places + 0.4 - width / 2, shares)
     between.set(ylabel="ms from batch to batch", title="percentiles of the time between batches")
+    return _saved(figure, path)
+
+
+def plot_profile(report: ProfileReport, path: Path) -> Path:
+    """The pipeline alone, the step alone and both together; and the share of each stage.
+
+    Raises:
+        As `plot_bench`.
+    """
+    figure = _matplotlib()(figsize=(11, 4.0), layout="constrained")
+    times, stages = figure.subplots(1, 2)
+    named = {"pipeline alone": report.pipeline_ms, "step alone": report.step_ms, "both": report.both_ms}
+    measured = {name: each["mean"] for name, each in named.items() if each is not None}
+    bars = times.barh(list(measured), list(measured.values()), color=[f"C{place}" for place in range(len(measured))])
+    times.bar_label(bars, fmt="%.1f ms", padding=3)
+    times.invert_yaxis()
+    times.set(xlabel="ms a batch", title=report.target)
+    shares = {stage.name: 100 * stage.share for stage in report.stages}
+    if shares:
+        bars = stages.barh(list(shares), list(shares.values()), color="C4")
+        stages.bar_label(bars, fmt="%.0f %%", padding=3)
+        stages.invert_yaxis()
+    stages.set(xlabel="% of the CPU time of an image", title="stages")
+    for axes in (times, stages):
+        axes.margins(x=0.15)
+    return _saved(figure, path)
+
+
+def _saved(figure: Any, path: Path) -> Path:
     try:
         figure.savefig(path, dpi=120)
     except (OSError, ValueError) as error:  # the latter says which formats there are
