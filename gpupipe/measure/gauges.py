@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 import shutil
+import sys
+from collections import Counter
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 SHARED_MEMORY = "/dev/shm"  # where Linux keeps what processes share; workers of a DataLoader hand batches over there
@@ -21,6 +25,7 @@ class Gauges:
         shared_memory_bytes, shared_memory_limit_bytes: Of the whole machine or container.
         files: Open file descriptors.
         threads, processes: Of this process and its children.
+        child_threads: Of the children alone.
         read_bytes, reads: So far, by calls that read, from the page cache too.
         gpu_use: In [0, 1]: the share of the last sampling period in which a kernel ran.
         gpu_memory_bytes: In use on this process's GPU, by all.
@@ -33,6 +38,7 @@ class Gauges:
     shared_memory_limit_bytes: int | None = None
     files: int | None = None
     threads: int | None = None
+    child_threads: int | None = None
     processes: int | None = None
     read_bytes: int | None = None
     reads: int | None = None
@@ -70,6 +76,7 @@ class Meter:
             return {}
         own = self._psutil.Process()
         cpu_s, private, shared, files, threads, reads, read_bytes, processes = 0.0, 0, 0, 0, 0, 0, 0, 0
+        own_threads = own.num_threads()
         for process in (own, *own.children(recursive=True)):
             try:
                 with process.oneshot():
@@ -93,6 +100,7 @@ class Meter:
             "host_bytes": private + shared,
             "files": files,
             "threads": threads,
+            "child_threads": threads - own_threads,
             "processes": processes,
             "reads": reads,
             "read_bytes": read_bytes,
@@ -121,3 +129,39 @@ def _shared_memory() -> dict[str, int]:
     except OSError:
         return {}
     return {"shared_memory_bytes": usage.used, "shared_memory_limit_bytes": usage.total}
+
+
+def memory_limit_bytes() -> int | None:
+    """What all processes here may hold together: the container's limit, or the machine's memory."""
+    limits = []
+    for path in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
+        with suppress(OSError, ValueError):  # not there, or "max"
+            limits.append(int(Path(path).read_text()))
+    with suppress(ImportError):
+        import psutil
+
+        limits.append(int(psutil.virtual_memory().total))
+    return min(limits, default=None)
+
+
+def held_by_type(most: int = 50) -> dict[str, int]:
+    """The bytes that this process's objects of each type hold, the largest first.
+
+    Tensors and arrays count with their memory, containers and others with their own size, and only those count that
+    Python's garbage collector knows: not numbers and strings by themselves, nor memory of foreign libraries.
+    """
+    import torch
+
+    held: Counter[str] = Counter()
+    seen: set[int] = set()
+    for each in gc.get_objects():
+        kind = type(each)
+        if issubclass(kind, torch.Tensor):
+            with suppress(Exception):  # tensors without storage
+                storage = each.untyped_storage()
+                if storage.data_ptr() not in seen:
+                    seen.add(storage.data_ptr())
+                    held[f"{kind.__module__}.{kind.__qualname__}"] += storage.nbytes()
+            continue
+        held[f"{kind.__module__}.{kind.__qualname__}"] += sys.getsizeof(each, 0)
+    return dict(held.most_common(most))

@@ -17,7 +17,7 @@ import numpy as np
 
 from gpupipe.checks import check_integer
 from gpupipe.errors import ConfigError, SourceError
-from gpupipe.measure.gauges import Meter
+from gpupipe.measure.gauges import Meter, held_by_type, memory_limit_bytes
 from gpupipe.measure.watch_log import VERSION, Log, log_of
 from gpupipe.parallel import usable_cores
 from gpupipe.sampling.rank import find_ranks
@@ -29,6 +29,7 @@ Cost = Callable[[Any], "tuple[int | None, int | None]"]
 
 PERCENTILES = (50, 90, 99)
 JOIN_TIMEOUT_S = 5.0
+LOOKS_A_TRACE = 5
 
 
 def watch(
@@ -39,6 +40,8 @@ def watch(
     say: Say | None = None,
     resources_s: float = 1.0,
     cost: Cost | None = None,
+    global_batch_size: int | None = None,
+    trace_memory: bool = False,
 ) -> Watched[T]:
     """Watch a training loop: how long each step waits for data, how long it takes, and what the processes hold.
 
@@ -52,6 +55,8 @@ def watch(
         say: Takes the lines; None: they go to stderr.
         resources_s: Seconds between two looks at memory, files, threads and the GPU.
         cost: A batch's (bytes, pixels), where the loader does not tell them; a `Loader` does.
+        global_batch_size: What the learning rate was chosen for; `gpupipe.diagnose` compares it with what comes.
+        trace_memory: Count the objects of each type now and then (some 100 ms each time), so that a leak can be named.
 
     Returns:
         An iterable of the same batches and length, with `report()`; close it, or use it in a `with`, to end the log.
@@ -68,7 +73,18 @@ def watch(
     >>> watched.report().steps, watched.report().samples
     (5, 20)
     """
-    return Watched(loader, Watch(every=every, log=log, say=say, resources_s=resources_s, cost=cost))
+    return Watched(
+        loader,
+        Watch(
+            every=every,
+            log=log,
+            say=say,
+            resources_s=resources_s,
+            cost=cost,
+            global_batch_size=global_batch_size,
+            trace_memory=trace_memory,
+        ),
+    )
 
 
 class Watched(Generic[T]):
@@ -155,6 +171,8 @@ class Watch:
         say: Say | None = None,
         resources_s: float = 1.0,
         cost: Cost | None = None,
+        global_batch_size: int | None = None,
+        trace_memory: bool = False,
     ) -> None:
         self._every = check_integer("every", every, 0)
         if not isinstance(resources_s, int | float) or not resources_s > 0:
@@ -164,7 +182,8 @@ class Watch:
                 value=resources_s,
                 allowed="> 0",
             )
-        self._say, self._cost = say or _say, cost
+        self._say, self._cost, self._global_batch_size = say or _say, cost, global_batch_size
+        self._trace_memory, self._looks = trace_memory, 0
         self._ranks = find_ranks()
         self._start = time.perf_counter()
         self._events: list[dict[str, Any]] = []
@@ -189,7 +208,8 @@ class Watch:
         asked = clock()
         for batch in batches:
             came = clock()
-            samples, size, pixels = self._cost_of(loader, batch)
+            samples, tensor_bytes = _samples(batch)
+            size, pixels = self._cost_of(loader, batch)
             yield batch
             done = clock()
             self._note(
@@ -203,6 +223,7 @@ class Watch:
                     "samples": samples,
                     "bytes": size,
                     "pixels": pixels,
+                    "tensor_bytes": tensor_bytes,
                 }
             )
             number += 1
@@ -260,6 +281,8 @@ class Watch:
                 "cores": usable_cores(),
                 "gpu": gpu is not None,
                 "torch_threads": _torch_threads(),
+                "memory_limit_bytes": memory_limit_bytes(),
+                "global_batch_size": self._global_batch_size,
                 "loader": describe(loader),
             }
         )
@@ -267,12 +290,11 @@ class Watch:
         self._thread = threading.Thread(target=self._keep_looking, name="gpupipe-watch", daemon=True)
         self._thread.start()
 
-    def _cost_of(self, loader: Iterable[Any], batch: Any) -> tuple[int | None, int | None, int | None]:
-        samples = _samples(batch)
+    def _cost_of(self, loader: Iterable[Any], batch: Any) -> tuple[int | None, int | None]:
         if self._cost is not None:
-            return samples, *self._cost(batch)
+            return self._cost(batch)
         told = getattr(loader, "last_cost", None)
-        return (samples, told.bytes, told.pixels) if told is not None else (samples, None, None)
+        return (None, None) if told is None else (told.bytes, told.pixels)
 
     def _note(self, step: dict[str, Any]) -> None:
         self._write(step)
@@ -295,6 +317,9 @@ class Watch:
         assert self._meter is not None
         known = {name: value for name, value in asdict(self._meter.look()).items() if value is not None}
         self._write({"event": "resources", "t": time.perf_counter() - self._start, **known})
+        if self._trace_memory and self._looks % LOOKS_A_TRACE == 0:
+            self._write({"event": "types", "t": time.perf_counter() - self._start, "bytes": held_by_type()})
+        self._looks += 1
 
     def _write(self, event: dict[str, Any]) -> None:
         with self._lock:
@@ -363,19 +388,21 @@ def describe(loader: Iterable[Any]) -> dict[str, Any]:
     return found
 
 
-def _samples(batch: Any) -> int | None:
-    """Rows of the first tensor in the batch."""
+def _samples(batch: Any) -> tuple[int | None, int]:
+    """Rows of the first tensor in the batch, and the bytes of all of them."""
     from gpupipe.trees import map_tensors
 
     rows: list[int] = []
+    sizes: list[int] = []
 
     def count(tensor: Any) -> Any:
+        sizes.append(tensor.nbytes)
         if tensor.ndim:
             rows.append(len(tensor))
         return tensor
 
     map_tensors(batch, count)
-    return rows[0] if rows else None
+    return rows[0] if rows else None, sum(sizes)
 
 
 def _gpu(loader: Iterable[Any]) -> int | None:

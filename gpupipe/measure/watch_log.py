@@ -1,8 +1,9 @@
 """The log of `gpupipe.watch`: JSON, one event a line, so that a run that was killed leaves what it had written.
 
 begin:     once: who wrote it, where, and how the loader is set up
-step:      one a step: epoch, step, wait_s, step_s, samples, bytes, pixels; t is the end of the wait
+step:      one a step: epoch, step, wait_s, step_s, samples, bytes, pixels, tensor_bytes; t is the end of the wait
 resources: one a second or so: `gpupipe.measure.gauges.Gauges`
+types:     with trace_memory, now and then: the bytes that objects of each type hold
 end:       once, if the run got there
 
 All times are seconds of one clock, from the beginning.
@@ -26,7 +27,7 @@ VERSION = 1
 F64 = npt.NDArray[np.float64]
 I64 = npt.NDArray[np.int64]
 
-_STEP_FIELDS = ("t", "epoch", "step", "wait_s", "step_s", "samples", "bytes", "pixels")
+_STEP_FIELDS = ("t", "epoch", "step", "wait_s", "step_s", "samples", "bytes", "pixels", "tensor_bytes")
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +39,7 @@ class Log:
         begin: The event that tells who and where.
         steps: Name -> float64 (steps,), NaN where it is not known.
         resources: Name -> float64 (looks,), NaN where it is not known; "t" among them.
+        types: Of each trace, the bytes by type.
         finished: Whether the end is in it.
     """
 
@@ -45,6 +47,7 @@ class Log:
     begin: dict[str, Any]
     steps: dict[str, F64]
     resources: dict[str, F64]
+    types: tuple[dict[str, int], ...]
     finished: bool
 
     @property
@@ -105,6 +108,7 @@ def log_of(events: Sequence[dict[str, Any]], name: str) -> Log:
         begin=dict(events[0]),
         steps=_columns([event for event in events if event["event"] == "step"], _STEP_FIELDS),
         resources=_columns(looks, names),
+        types=tuple(event["bytes"] for event in events if event["event"] == "types"),
         finished=events[-1]["event"] == "end",
     )
 

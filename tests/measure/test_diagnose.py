@@ -34,6 +34,7 @@ def events(
     cost=None,
     loader=None,
     begin=None,
+    tensor_bytes=None,
     seed=0,
     **looks,
 ):
@@ -58,7 +59,15 @@ def events(
         clock += wait + work
         weight = None if cost is None else float(cost[number])
         times = {"t": clock, "wait_s": wait, "step_s": work}
-        yield {"event": "step", "epoch": epoch, "step": step, "samples": 64, "bytes": weight, **times}
+        yield {
+            "event": "step",
+            "epoch": epoch,
+            "step": step,
+            "samples": 64,
+            "bytes": weight,
+            "tensor_bytes": tensor_bytes,
+            **times,
+        }
         if number % 5 == 0:
             yield {"event": "resources", "t": clock, **{name: value(number / total) for name, value in gauges.items()}}
     yield {"event": "end", "t": clock}
@@ -176,9 +185,33 @@ def test_pinning_without_a_gpu():
 
 
 def test_more_threads_than_cores():
-    run = {"wait_s": 0.1, "loader": {"workers": 8}, "cpu_s": lambda share: 8 * 60 * share}
-    assert "oversubscribed" in codes(**run, begin={"worker_torch_threads": 8})
-    assert "oversubscribed" not in codes(**run)
+    run = {"wait_s": 0.1, "cpu_s": lambda share: 8 * 60 * share}
+    assert "oversubscribed" in codes(**run, child_threads=lambda _: 8 * 5)
+    assert "oversubscribed" not in codes(**run, child_threads=lambda _: 8 * 2)
+
+
+def test_batches_that_wait_in_too_large_a_number():
+    run = {"begin": {"memory_limit_bytes": int(8e9)}, "loader": {"prefetch_factor": 8}, "tensor_bytes": 38_500_000}
+    assert codes(**run) == ["deep-prefetch"]
+    assert codes(**run | {"loader": {"prefetch_factor": 2}}) == []
+
+
+def test_global_batch_size_that_was_not_meant():
+    run = {"begin": {"world_size": 4, "global_batch_size": 64}, "loader": {"sampler": "DistributedSampler"}}
+    found = diagnosed(**run).findings
+    assert [finding.code for finding in found] == ["wrong-global-batch"]
+    assert found[0].fix.startswith("batch_size=16,")
+    assert codes(begin={"world_size": 4, "global_batch_size": 256}, loader={"sampler": "DistributedSampler"}) == []
+
+
+def test_memory_that_rises_is_named_by_its_type():
+    log = list(events(host_bytes=lambda share: 2e9 + 1e9 * share))
+    for number in range(4):
+        log.insert(
+            -1, {"event": "types", "t": 0.0, "bytes": {"builtins.list": 1000, "torch.Tensor": 10**8 * (1 + number)}}
+        )
+    found = gp.diagnose(log_of(log, "test")).findings
+    assert "torch.Tensor holds 200 MB more" in found[0].cause
 
 
 def test_small_files_read_one_by_one():

@@ -36,7 +36,10 @@ UNEVEN_RATIO, UNEVEN_SHARE = 1.5, 0.05
 SUDDEN_S, SUDDEN_TIMES, RARE = 0.5, 10, 0.1
 # Threads at work for each core.
 OVERSUBSCRIBED = 1.5
+THREADS_OF_A_WORKER = 2  # itself, and the one that puts batches into its queue
 SHARED_MEMORY_FULL = 0.8
+# Of all memory, in batches that wait.
+QUEUE_SHARE = 0.2
 # Reads of fewer bytes are dominated by their own cost.
 SMALL_READ_BYTES = 32_768
 
@@ -118,7 +121,10 @@ def too_little_parallelism(logs: Sequence[Log]) -> Finding | None:
     log = max(logs, key=waited_share)
     busy = _busy_cores(log)
     what, count, argument = _parallel(log)
-    if not _is_data_bound(log) or busy is None or busy > IDLE_CORES or sudden_waits(logs) is not None:
+    if not _is_data_bound(log) or busy is None or busy > IDLE_CORES:
+        return None
+    # These wait with idle cores, too, and say more.
+    if sudden_waits(logs) is not None or small_reads(logs) is not None:
         return None
     if _used_by_others(log, busy) > IDLE_CORES - busy:
         return None
@@ -148,7 +154,7 @@ def decode_bound(logs: Sequence[Log]) -> Finding | None:
     """The loop waits and all cores are busy."""
     log = max(logs, key=waited_share)
     busy = _busy_cores(log)
-    if not _is_data_bound(log) or busy is None or busy < BUSY_CORES:
+    if not _is_data_bound(log) or busy is None or busy < BUSY_CORES or oversubscribed(logs) is not None:
         return None
     numbers = {"waited": waited_share(log), "cores_busy": busy}
     remedy = 'backend="numba" or, on a GPU, "dali"; store smaller images; take a machine with more cores for each GPU'
@@ -232,18 +238,56 @@ def rising_memory(logs: Sequence[Log]) -> Finding | None:
             continue
         seconds = float(log.resources["t"][-1] - log.resources["t"][0])
         workers = log.loader.get("workers")
+        grown = _grown(log)
         return Finding(
             code="rising-memory",
             evidence=f"rank {log.rank} holds {rise / 1e6:.0f} MB more than after its warm-up ({start / 1e6:.0f} MB), "
             f"{60 * low / 1e6:.0f} to {60 * high / 1e6:.0f} MB a minute (95 %), and it goes on",
             cause="something keeps a reference to every batch or sample"
+            + (f": {grown[0]} holds {grown[1] / 1e6:.0f} MB more than before" if grown else "")
             + ("; worker processes copy Python objects of the dataset as they touch them" if workers else ""),
-            fix="watch(..., trace_memory=True) names the type that grows; keep no batch, loss or graph across steps "
-            "(loss.item()), and hold the dataset's lists as NumPy arrays",
+            fix=("" if grown else "watch(..., trace_memory=True) names the type that grows; ")
+            + "keep no batch, loss or graph across steps (loss.item()), and hold the dataset's lists as NumPy arrays",
             share=1.0,
             numbers={"start_bytes": start, "rise_bytes": rise, "seconds": seconds, "chance": chance},
         )
     return None
+
+
+def _grown(log: Log) -> tuple[str, int] | None:
+    """The type whose objects hold most more than at first, and how many bytes more."""
+    if len(log.types) < 2:
+        return None
+    first, last = log.types[min(1, len(log.types) - 2)], log.types[-1]
+    name = max(last, key=lambda each: last[each] - first.get(each, 0))
+    return name, last[name] - first.get(name, 0)
+
+
+def deep_prefetch(logs: Sequence[Log]) -> Finding | None:
+    """Batches that wait take much of the memory, and nobody waits for them."""
+    log = logs[0]
+    limit, sizes = log.begin.get("memory_limit_bytes"), log.steps["tensor_bytes"]
+    if not limit or not len(sizes) or np.isnan(sizes).any() or waited_share(log) >= LEAST_WAIT:
+        return None
+    if log.loader.get("kind") == "Loader":
+        depth, argument = log.loader.get("prefetch", 0) + 1, "options=gpupipe.Options(prefetch=2)"
+    else:
+        depth, argument = (
+            (log.loader.get("workers") or 0) * (log.loader.get("prefetch_factor") or 0),
+            "prefetch_factor=2",
+        )
+    held = depth * float(np.median(sizes))
+    if held < QUEUE_SHARE * limit:
+        return None
+    return Finding(
+        code="deep-prefetch",
+        evidence=f"{depth} batches of {np.median(sizes) / 1e6:.0f} MB wait at a time: {held / 1e6:.0f} of "
+        f"{limit / 1e6:.0f} MB of memory, and the loop waits {100 * waited_share(log):.1f} % of its time",
+        cause="more batches are read ahead than are needed",
+        fix=f"{argument}, or fewer workers",
+        share=float(held / limit),
+        numbers={"held_bytes": held, "limit_bytes": float(limit)},
+    )
 
 
 def _trend(log: Log, name: str) -> tuple[float, float, float, float, float, float] | None:
@@ -390,19 +434,21 @@ def sudden_waits(logs: Sequence[Log]) -> Finding | None:
 def oversubscribed(logs: Sequence[Log]) -> Finding | None:
     """More threads compute than there are cores."""
     log = logs[0]
-    workers, threads = log.loader.get("workers"), log.begin.get("worker_torch_threads", 1)
-    if not workers or workers * threads <= OVERSUBSCRIBED * log.cores:
+    workers, threads, busy = log.loader.get("workers"), log.resources.get("child_threads"), _busy_cores(log)
+    if not workers or threads is None or not len(threads) or not _is_data_bound(log) or (busy or 0) < BUSY_CORES:
         return None
-    if not _is_data_bound(log):
+    computing = float(np.nanmax(threads)) - (THREADS_OF_A_WORKER - 1) * workers
+    if computing <= max(OVERSUBSCRIBED * log.cores, workers + 1):
         return None
     return Finding(
         code="oversubscribed",
-        evidence=f"{workers} workers with {threads} torch threads each make {workers * threads} threads on "
-        f"{log.cores} cores, and the loop waits {100 * waited_share(log):.0f} % of its time",
+        evidence=f"{workers} workers run {computing:.0f} computing threads on {log.cores} cores, which are "
+        f"{100 * (busy or 0):.0f} % busy, and the loop waits {100 * waited_share(log):.0f} % of its time",
         cause="the workers' threads take the cores from each other",
-        fix=f"torch.set_num_threads(1) in worker_init_fn=, and num_workers={log.cores}",
+        fix="torch.set_num_threads(1), cv2.setNumThreads(0) or OMP_NUM_THREADS=1 in worker_init_fn=, and "
+        f"num_workers={log.cores}",
         share=waited_share(log),
-        numbers={"threads": float(workers * threads), "cores": float(log.cores)},
+        numbers={"threads": computing, "cores": float(log.cores)},
     )
 
 
@@ -465,7 +511,30 @@ def small_reads(logs: Sequence[Log]) -> Finding | None:
 
 
 def wrong_global_batch(logs: Sequence[Log]) -> Finding | None:
-    """The ranks do not share the data set, or not all of them wrote a log."""
+    """A step of all ranks together has another number of samples than was meant."""
+    log = logs[0]
+    wanted, samples = log.begin.get("global_batch_size"), log.steps["samples"]
+    if not wanted or not len(samples) or np.isnan(samples).any():
+        return None
+    world = int(log.begin.get("world_size", 1))
+    found = int(np.median(samples)) * world
+    if found == wanted:
+        return None
+    each = (
+        f"{wanted // world}" if wanted % world == 0 else f"a divisor: {wanted} samples do not divide by {world} ranks"
+    )
+    return Finding(
+        code="wrong-global-batch",
+        evidence=f"{int(np.median(samples))} samples a step on each of {world} ranks are {found}, not {wanted}",
+        cause="batch_size= counts the samples of one rank",
+        fix=f"batch_size={each}, or a learning rate for {found}",
+        share=1.0,
+        numbers={"found": float(found), "wanted": float(wanted)},
+    )
+
+
+def not_sharded(logs: Sequence[Log]) -> Finding | None:
+    """The ranks do not share the data set."""
     sizes = {int(log.begin.get("world_size", 1)) for log in logs}
     first = logs[0]
     world = max(sizes)
@@ -490,6 +559,7 @@ RULES: tuple[Rule, ...] = (
     cost_swing,
     rising_memory,
     rising_handles,
+    deep_prefetch,
     uneven_ranks,
     sudden_waits,
     oversubscribed,
@@ -497,6 +567,7 @@ RULES: tuple[Rule, ...] = (
     pinned_without_gpu,
     small_reads,
     wrong_global_batch,
+    not_sharded,
 )
 
 
