@@ -6,6 +6,7 @@ import logging
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -15,14 +16,16 @@ import torch
 from gpupipe.backends.base import Options
 from gpupipe.backends.erasing import erase
 from gpupipe.backends.numba_cpu.decode import Decoder, widened
-from gpupipe.backends.numba_cpu.exact import uint8_is_exact
+from gpupipe.backends.numba_cpu.exact import uint8_is_exact, uint8_operations_are_exact
 from gpupipe.backends.numba_cpu.render import Renderer
 from gpupipe.backends.numba_cpu.scan import is_one_plain_scan
+from gpupipe.backends.sample_functions import before_functions, with_functions
 from gpupipe.backends.thread_pool import ApplyRow, ThreadPoolBackend
 from gpupipe.headers import Header, upright_size
 from gpupipe.plan import make_plan
 from gpupipe.recipe import Recipe
-from gpupipe.records import Plan, Record
+from gpupipe.records import OperationRows, Plan, Record
+from gpupipe.steps import CenterCrop, RandomCrop
 from gpupipe.views import Views, recipes_of
 
 # How long the kernels may take to come from the cache before it is clear that they are being compiled.
@@ -34,9 +37,9 @@ _logger = logging.getLogger(__name__)
 class NumbaBackend(ThreadPoolBackend):
     """Torchvision's pixels, on a CPU, several times faster.
 
-    The kernels are compiled when the first backend is made on a machine (5 to 10 s), and afterwards come from numba's
-    cache on disk: beside the package, or in the user's cache directory, or in NUMBA_CACHE_DIR. Where none of them is
-    writable, every process compiles anew.
+    The kernels are compiled when the first backend is made on a machine (5 to 10 s, and for each kind of operation
+    about 1 s more), and afterwards come from numba's cache on disk: beside the package, or in the user's cache
+    directory, or in NUMBA_CACHE_DIR. Where none of them is writable, every process compiles anew.
 
     Args:
         recipe: What to do to each image; or views of it.
@@ -48,35 +51,45 @@ class NumbaBackend(ThreadPoolBackend):
         note: What works otherwise than usual on this machine, for whoever reads `loader.backend`; empty as a rule.
 
     Parity:
-        precision="float32": within 0.02 LSB of the torchvision backend. precision="uint8": bit-identical to it; on a
-        machine where a self-check finds a difference, torch's own operators are used instead, and `note` says so.
+        precision="float32": within 0.02 LSB of the torchvision backend; where an operation has a threshold (posterize,
+        solarize, equalize) 1 number in 1,000 may fall to its other side. precision="uint8": bit-identical to it; on
+        a machine where a self-check finds a difference, torch's own operators are used instead, and `note` says so.
     """
 
     def __init__(self, recipe: Recipe | Views, *, device: torch.device, batch_size: int, options: Options) -> None:
         self.note = ""
-        rows = [self._row_of(view) for view in recipes_of(recipe)]
+        rows = [with_functions(self._row_of(before_functions(view)), view, "numba") for view in recipes_of(recipe)]
         super().__init__("numba", rows, recipe, device=device, batch_size=batch_size, options=options)
 
     def _row_of(self, recipe: Recipe) -> ApplyRow:
         """The function for one row of one view, compiled."""
+        own_operations = True
         with _progress_message():
             exact = recipe.precision == "float32" or uint8_is_exact()
             if exact:
-                _compile(recipe)
+                if recipe.precision == "uint8" and recipe.operation_steps:
+                    own_operations = uint8_operations_are_exact()
+                _compile(recipe, own_operations=own_operations)
         if not exact:
             from gpupipe.backends import torchvision_cpu
 
             self.note = "the uint8 kernels do not give torchvision's pixels on this machine: torch's operators are used"
             return partial(torchvision_cpu.decode_and_apply, recipe)
-        return _Workers(recipe).apply_row
+        if not own_operations:
+            self.note = (
+                "the uint8 kernels for operations do not give torchvision's pixels on this machine: "
+                "torch's operators are used for them"
+            )
+        return _Workers(recipe, own_operations=own_operations).apply_row
 
 
 class _Workers(threading.local):
     """A decoder and scratch memory for each thread."""
 
-    def __init__(self, recipe: Recipe) -> None:
+    def __init__(self, recipe: Recipe, *, own_operations: bool = True) -> None:
         self.exif = recipe.exif
-        self.renderer, self.decoder = Renderer(recipe), Decoder(recipe.exif)
+        self.renderer = Renderer(recipe, own_operations=own_operations)
+        self.decoder = Decoder(recipe.exif)
 
     def apply_row(self, record: Record, header: Header, plan: Plan, row: int, image: torch.Tensor) -> None:
         needed, taps = self.renderer.needed(plan, row)
@@ -98,12 +111,25 @@ def _flat(image: torch.Tensor) -> npt.NDArray[np.float32] | npt.NDArray[np.uint1
     return flat if flat.dtype == np.float32 else flat.view(np.uint16)
 
 
-def _compile(recipe: Recipe) -> None:
-    """Apply the recipe to one small image, which compiles its kernels, or takes them from the cache."""
-    plan = make_plan(recipe, seed=0, epoch=0, indices=[0], sizes=[(16, 16)])
+def _compile(recipe: Recipe, *, own_operations: bool = True) -> None:
+    """Apply the recipe to small images, which compiles its kernels, or takes them from the cache.
+
+    One image, and one for each operation that 256 samples come to; one that is rarer still is compiled when it comes.
+    """
+    # A RandomCrop may be too large for the image; a CenterCrop is not.
+    steps = tuple(CenterCrop(step.size) if isinstance(step, RandomCrop) else step for step in recipe.steps)
+    indices = range(256 if recipe.operation_steps else 1)
+    small = replace(recipe, steps=steps)
+    plan = make_plan(small, seed=0, epoch=0, indices=indices, sizes=[(16, 16)] * len(indices))
+    rows = {0}
+    for step in plan.operations:
+        if isinstance(step, OperationRows):
+            rows.update(np.unique(step.operation, return_index=True)[1].tolist())
     dtype = np.float32 if recipe.output.dtype == "float32" else np.uint16
     out = np.empty(3 * recipe.output_size[0] * recipe.output_size[1], dtype)
-    Renderer(recipe).render_whole(np.zeros((16, 16, 3), np.uint8), plan, 0, out)
+    renderer = Renderer(recipe, own_operations=own_operations)
+    for row in sorted(rows):
+        renderer.render_whole(np.zeros((16, 16, 3), np.uint8), plan, row, out)
     is_one_plain_scan(np.frombuffer(b"", np.uint8))
 
 

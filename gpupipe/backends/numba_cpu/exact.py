@@ -11,7 +11,7 @@ import json
 import os
 import platform
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from importlib import metadata
 from pathlib import Path
 
@@ -19,17 +19,30 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from gpupipe.backends.numba_cpu import kernels
+from gpupipe.backends.numba_cpu import kernels, operation_kernels
 from gpupipe.backends.numba_cpu.render import Renderer
 from gpupipe.plan import make_plan
 from gpupipe.recipe import Recipe
-from gpupipe.steps import CenterCrop, ColorJitter, Grayscale, RandomGrayscale, RandomResizedCrop
+from gpupipe.steps import (
+    CenterCrop,
+    ColorJitter,
+    GaussianBlur,
+    Grayscale,
+    RandAugment,
+    RandomAdjustSharpness,
+    RandomAffine,
+    RandomGrayscale,
+    RandomResizedCrop,
+    TrivialAugmentWide,
+)
 from gpupipe.steps.base import Interpolation
+from gpupipe.steps.operations import Sampling
 
 U8 = npt.NDArray[np.uint8]
 
 # Height and width of the pictures; the last is large enough for sums that float32 rounds.
 _SIZES = ((61, 43), (150, 200), (333, 500), (700, 620))
+_OPERATED = 16  # pictures for each recipe with operations
 
 # All colours whose grey value comes out otherwise where a multiply-add is rounded twice.
 _TELLING_COLOURS = (
@@ -46,31 +59,65 @@ def uint8_is_exact() -> bool:
     The answer is kept beside the compiled kernels, for this version of torch, torchvision, numba and gpupipe on this
     kind of CPU.
     """
-    key = _key()
+    return _remembered(_key(), _compare)
+
+
+def uint8_operations_are_exact() -> bool:
+    """The same of the kernels for operations; 1 s the first time, and their compilation."""
+    return _remembered(f"operations; {_key()}", _compare_operations)
+
+
+def _remembered(key: str, find_out: Callable[[], bool]) -> bool:
     path = _answers_path()
     known = _read(path)
     if key not in known:
-        known[key] = _compare()
+        known[key] = find_out()
         _write(path, known)
     return known[key]
 
 
 def _compare() -> bool:
+    telling = np.array(_TELLING_COLOURS, np.uint8)[None]
+    return all(
+        _is_exact(recipe, [telling, *(_picture(*size, seed=number) for size in _SIZES)], number)
+        for number, recipe in enumerate(_recipes())
+    )
+
+
+def _compare_operations() -> bool:
+    pictures = [_picture(*_SIZES[number % 3], seed=number) for number in range(_OPERATED)]
+    return all(_is_exact(recipe, pictures, number) for number, recipe in enumerate(_operating_recipes()))
+
+
+def _is_exact(recipe: Recipe, pictures: list[U8], seed: int) -> bool:
     from gpupipe.backends import torchvision_cpu
 
-    telling = np.array(_TELLING_COLOURS, np.uint8)[None]
-    for number, recipe in enumerate(_recipes()):
-        renderer = Renderer(recipe)
-        pictures = [telling, *(_picture(*size, seed=number) for size in _SIZES)]
-        sizes = [picture.shape[:2] for picture in pictures]
-        plan = make_plan(recipe, seed=number, epoch=0, indices=range(len(pictures)), sizes=sizes)
-        for row, picture in enumerate(pictures):
-            found = np.empty(3 * recipe.output_size[0] * recipe.output_size[1], np.float32)
-            renderer.render_whole(picture, plan, row, found)
-            expected = torchvision_cpu.apply_row(picture, plan, row, recipe)
-            if not np.array_equal(found, expected.numpy().reshape(-1)):
-                return False
+    renderer = Renderer(recipe)
+    sizes = [picture.shape[:2] for picture in pictures]
+    plan = make_plan(recipe, seed=seed, epoch=0, indices=range(len(pictures)), sizes=sizes)
+    for row, picture in enumerate(pictures):
+        found = np.empty(3 * recipe.output_size[0] * recipe.output_size[1], np.float32)
+        renderer.render_whole(picture, plan, row, found)
+        expected = torchvision_cpu.apply_row(picture, plan, row, recipe)
+        if not np.array_equal(found, expected.numpy().reshape(-1)):
+            return False
     return True
+
+
+def _operating_recipes() -> Iterator[Recipe]:
+    filters: tuple[Sampling, ...] = ("nearest", "bilinear")
+    for side in (97, 224):
+        for interpolation in filters:
+            affine = RandomAffine(40, translate=(0.2, 0.2), scale=(0.7, 1.4), shear=20, interpolation=interpolation)
+            for step in (
+                TrivialAugmentWide(interpolation=interpolation),
+                RandAugment(3, 14, interpolation=interpolation, fill=(0.1, 0.5, 0.9)),
+                affine,
+            ):
+                yield Recipe(steps=(RandomResizedCrop((side, side - 3)), step), precision="uint8")
+        for size in (5, 23):
+            yield Recipe(steps=(RandomResizedCrop(side), GaussianBlur(size, (0.5, 3.0))), precision="uint8")
+        yield Recipe(steps=(RandomResizedCrop(side), RandomAdjustSharpness(1.7, 1.0)), precision="uint8")
 
 
 def _recipes() -> Iterator[Recipe]:
@@ -94,7 +141,8 @@ def _picture(height: int, width: int, seed: int) -> U8:
 
 def _key() -> str:
     versions = [f"{name} {metadata.version(name)}" for name in ("torchvision", "numba", "numpy")]
-    source = hashlib.sha256(Path(kernels.__file__).read_bytes()).hexdigest()
+    files = (kernels.__file__, operation_kernels.__file__)
+    source = hashlib.sha256(b"".join(Path(file).read_bytes() for file in files)).hexdigest()
     cpu = f"{platform.machine()} {kernels.cpu_name()} {torch.backends.cpu.get_cpu_capability()}"
     return "; ".join([f"torch {torch.__version__}", *versions, cpu, f"kernels {source}"])
 

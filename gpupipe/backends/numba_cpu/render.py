@@ -10,6 +10,7 @@ import numpy.typing as npt
 from gpupipe.backends.numba_cpu import kernels
 from gpupipe.backends.numba_cpu.decode import Box, widened
 from gpupipe.backends.numba_cpu.kernels import Axis, Colours, FloatScratch, Target, Uint8Scratch
+from gpupipe.backends.numba_cpu.operate import Operator
 from gpupipe.recipe import Recipe
 from gpupipe.records import ColourRows, GreyRows, Operation, OperationRows, Plan
 
@@ -35,13 +36,15 @@ class Renderer:
 
     Args:
         recipe: Everything but `exif` counts.
+        own_operations: False: operations are left to torchvision's functions.
 
     Parity:
         precision="float32": within 0.02 LSB of torchvision's operators. precision="uint8": bit for bit theirs, where
         `gpupipe.backends.numba_cpu.exact` finds it so.
     """
 
-    def __init__(self, recipe: Recipe) -> None:
+    def __init__(self, recipe: Recipe, *, own_operations: bool = True) -> None:
+        self._operator = Operator(recipe, own_kernels=own_operations)
         self._single = recipe.precision == "float32"
         self._bicubic = recipe.interpolation == "bicubic"
         self._height, self._width = recipe.output_size
@@ -98,7 +101,8 @@ class Renderer:
         runs, operations = _runs(plan, row)
         for place_of_run, run in enumerate(runs):
             if place_of_run > 0:
-                self._operate(operations[place_of_run - 1], row)
+                picture = self._operator(self._scratch.planes, operations[place_of_run - 1], row)
+                self._scratch = self._scratch._replace(planes=picture)
             passes = _passes(run)
             pivot = np.float32(0)
             for number, colours in enumerate(passes):
@@ -113,16 +117,6 @@ class Renderer:
                 )
                 if not ends_run:
                     pivot = self._mean_grey(total)
-
-    def _operate(self, step: OperationRows, row: int) -> None:
-        """One operation on the rows in `planes`."""
-        import torch
-
-        from gpupipe.backends.operators import apply_step
-
-        lines = self._scratch.planes.reshape(self._height, 3, -1)
-        picture = lines[:, :, : self._width].transpose(1, 0, 2)
-        picture[:] = apply_step(torch.from_numpy(np.ascontiguousarray(picture)), step, row).numpy()
 
     def render_whole(self, pixels: U8, plan: Plan, row: int, out: npt.NDArray[Any]) -> None:
         """`render` from a decoded image: uint8 (height, width, 3) in C order."""
