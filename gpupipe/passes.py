@@ -73,7 +73,7 @@ class Pass:
     @property
     def has_last_steps(self) -> bool:
         """Whether anything is done to a batch behind the backend."""
-        return any(recipe.batch_functions or recipe.mix is not None for recipe in self.views)
+        return any(recipe.functions or recipe.mix is not None for recipe in self.views)
 
     def draw(self, indices: npt.ArrayLike, occurrences: npt.ArrayLike) -> tuple[Draws, ...]:
         """The random numbers of some samples, for each view."""

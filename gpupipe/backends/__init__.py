@@ -28,6 +28,7 @@ class _Entry:
         needs: The library it needs besides gpupipe's core; its import shows whether it can run here.
         install: How to get that.
         takes_views: Whether it makes several views by itself.
+        takes_functions: Whether it applies the functions of a recipe by itself.
     """
 
     module: str
@@ -35,6 +36,7 @@ class _Entry:
     needs: str
     install: str
     takes_views: bool = True
+    takes_functions: bool = True
 
 
 _BACKENDS = {
@@ -44,6 +46,7 @@ _BACKENDS = {
         "nvidia.dali",
         "pip install nvidia-dali-cuda120 (Linux only)",
         takes_views=False,
+        takes_functions=False,
     ),
     "numba": _Entry("gpupipe.backends.numba_cpu", "NumbaBackend", "numba", "pip install 'gpupipe[fast]'"),
     "torchvision": _Entry(
@@ -132,10 +135,13 @@ def create(
     options = options or Options()
     if isinstance(recipe, Views) and not entry.takes_views:
         return _side_by_side(choice, recipe, batch_size, options)
-    made = getattr(importlib.import_module(entry.module), entry.cls)(
-        recipe, device=choice.device, batch_size=batch_size, options=options
-    )
-    return cast("Backend", made)
+    cls = getattr(importlib.import_module(entry.module), entry.cls)
+    if isinstance(recipe, Views) or not recipe.sample_functions or entry.takes_functions:
+        return cast("Backend", cls(recipe, device=choice.device, batch_size=batch_size, options=options))
+    from gpupipe.backends.sample_functions import WithFunctions, before_functions
+
+    inner = cls(before_functions(recipe), device=choice.device, batch_size=batch_size, options=options)
+    return WithFunctions(inner, recipe)
 
 
 def _side_by_side(choice: Choice, views: Views, batch_size: int, options: Options) -> Backend:

@@ -17,6 +17,7 @@ from gpupipe import decode
 from gpupipe.backends.base import Options
 from gpupipe.backends.erasing import erase
 from gpupipe.backends.operators import apply_step
+from gpupipe.backends.sample_functions import with_functions
 from gpupipe.backends.thread_pool import ThreadPoolBackend
 from gpupipe.headers import Header
 from gpupipe.recipe import Recipe
@@ -40,7 +41,7 @@ class TorchvisionBackend(ThreadPoolBackend):
     def __init__(self, recipe: Recipe | Views, *, device: torch.device, batch_size: int, options: Options) -> None:
         super().__init__(
             "torchvision",
-            [partial(decode_and_apply, view) for view in recipes_of(recipe)],
+            [with_functions(partial(decode_and_apply, view), view, "torchvision") for view in recipes_of(recipe)],
             recipe,
             device=device,
             batch_size=batch_size,
