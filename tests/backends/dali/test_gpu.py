@@ -39,15 +39,21 @@ def files(count=24):
     found = []
     for n in range(count):
         pixels = images.photo(120 + 9 * n, 300 - 7 * n, n)
-        found.append(images.jpeg(pixels, subsampling=kinds[n % 5], progressive=n % 7 == 3))
+        kind = kinds[n % 5]
+        found.append(images.jpeg(pixels, subsampling=kind, progressive=n % 7 == 3 and kind != "4:4:0"))
     return records_of([*found, images.encode(images.photo(90, 130), "PNG", "RGBA")])
 
 
 # Pixels
 
 
-@pytest.mark.parametrize("progressive", [False, True], ids=["baseline", "progressive"])
-@pytest.mark.parametrize("subsampling", ["4:4:4", "4:2:2", "4:4:0", "4:2:0", "4:1:1", "grey"])
+@pytest.mark.parametrize(
+    ("subsampling", "progressive"),
+    [
+        *((kind, False) for kind in ("4:4:4", "4:2:2", "4:4:0", "4:2:0", "4:1:1", "grey")),
+        *((kind, True) for kind in ("4:4:4", "4:2:2", "4:2:0", "grey")),  # what can be generated
+    ],
+)
 def test_gpu_decoder_is_close_to_the_cpus(device, subsampling, progressive, record_property):
     """Bounds that nearest-neighbour chroma breaks; what was measured is in the test report's properties."""
     pixels = [images.photo(224, 224, seed) for seed in range(16)]
