@@ -126,8 +126,8 @@ def _operation(operation: Operation, step: OperationRows, height: int, width: in
         case Operation.POSTERIZE:
             return _posterize, np.exp2(given[:, :1])
         case Operation.SOLARIZE:
-            # Rounded as in `gpupipe.backends.operators`; for uint8 and for floats.
-            return _solarize, np.stack([np.round(white * given[:, 0], 6) for white in (_LEVELS, 1)], axis=1)
+            # For uint8 and for floats; the former rounded as in `gpupipe.backends.operators`.
+            return _solarize, np.stack([np.round(_LEVELS * given[:, 0], 6), given[:, 0]], axis=1)
         case Operation.BLUR:
             return partial(_blur, kernel_size=step.kernel_size), _blur_weights(given[:, 0], step.kernel_size)
         case Operation.ROTATE:
@@ -415,8 +415,9 @@ def _threes(numbers: tuple[Tensor, ...]) -> tuple[tuple[Tensor, ...], tuple[Tens
 
 
 def _colour(fill: tuple[float, float, float], images: Tensor) -> Tensor:
-    """float32 (1, 3, 1, 1) in the units of the images."""
-    return torch.tensor([_white(images) * value for value in fill], device=images.device).view(1, 3, 1, 1)
+    """float32 (1, 3, 1, 1) in the units of the images; levels rounded as in `gpupipe.backends.operators`."""
+    channels = [round(_LEVELS * value, 6) for value in fill] if images.dtype == torch.uint8 else list(fill)
+    return torch.tensor(channels, device=images.device).view(1, 3, 1, 1)
 
 
 def _border(images: Tensor, values: Tensor, *, mode: str, fill: tuple[float, float, float] | None) -> Tensor:

@@ -25,7 +25,7 @@ def apply_step(image: torch.Tensor, step: ColourRows | OperationRows, row: int) 
     """What a colour step or an operation does to one image.
 
     Args:
-        image: float32 in [0, 1] or uint8, (3, height, width).
+        image: float32 in [0, 1] or uint8, (3, height, width); or a PIL image in RGB.
         step: With the parameters in this `row`.
         row: See `step`.
 
@@ -50,7 +50,7 @@ def apply_step(image: torch.Tensor, step: ColourRows | OperationRows, row: int) 
 
 def _operated(image: torch.Tensor, step: OperationRows, row: int) -> Any:
     values: list[float] = step.parameters[row].tolist()
-    levels = _LEVELS if image.dtype == torch.uint8 else 1
+    levels = 1 if isinstance(image, torch.Tensor) and image.is_floating_point() else _LEVELS
     match Operation(step.operation[row]):
         case Operation.NONE:
             return image
@@ -97,7 +97,8 @@ def _operated(image: torch.Tensor, step: OperationRows, row: int) -> Any:
             return F.vertical_flip(image)
         case Operation.BORDER:
             top, left, height, width = (int(value) for value in values[:4])
-            bottom, right = image.shape[1] - top - height, image.shape[2] - left - width
+            whole_height, whole_width = F.get_size(image)
+            bottom, right = whole_height - top - height, whole_width - left - width
             inside = F.crop(image, top, left, height, width)
             fill = _fill(step, levels) if step.padding_mode == "constant" else None
             return F.pad(inside, [left, top, right, bottom], fill=fill, padding_mode=step.padding_mode)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -23,7 +24,7 @@ from gpupipe.parity.plain import PlainBackend
 from gpupipe.parity.report import BadFile, Report, Row
 from gpupipe.parity.sides import Both, Sample, Side, Sides
 from gpupipe.parity.tally import F32, Tally
-from gpupipe.parity.tolerances import STRONG_FACTOR, Kind, Pair, Tolerance
+from gpupipe.parity.tolerances import ROUNDING_LSB, STRONG_FACTOR, Kind, Pair, Tolerance
 from gpupipe.recipe import Recipe
 from gpupipe.records import Plan, Record
 from gpupipe.sources import open_source
@@ -52,10 +53,11 @@ def check_parity(  # noqa: PLR0913 - the options of the command, each with a def
     options: Options | None = None,
     progress: bool = False,
 ) -> Report:
-    """Compare two backends stage by stage on real files: decode, resize, jitter, normalise, and the whole chain.
+    """Compare two backends stage by stage on real files: decode, resize, jitter, operations, ..., the whole chain.
 
     Every stage gets the same pixels on both sides, so that a difference belongs to it alone. The whole chain is also
-    compared with what people run today, stock torchvision on PIL images and on uint8 tensors.
+    compared with what people run today, stock torchvision on PIL images and on uint8 tensors. Functions of your own
+    and the mixing of batches are left out: they are the same code on every backend.
 
     Args:
         source: What `gpupipe.open_source` takes.
@@ -63,7 +65,7 @@ def check_parity(  # noqa: PLR0913 - the options of the command, each with a def
         backend: The backend under test: a name, or name:device ("dali:cpu", "dali:cuda:0"). "auto" is the one that a
             `Loader` takes; where that is the reference itself, DALI's CPU operators, if DALI is installed.
         reference: What it is compared with; likewise.
-        seeds, epochs: Crops, flips and jitter are drawn for each pair of them; once if the recipe has nothing random.
+        seeds, epochs: Crops, flips and all else is drawn for each pair of them; once if the recipe has nothing random.
         limit: At most this many files, evenly spaced over the source; None: all.
         options: For both backends.
         progress: Show a bar on stderr, if tqdm is installed.
@@ -90,7 +92,8 @@ def check_parity(  # noqa: PLR0913 - the options of the command, each with a def
         with contextlib.suppress(BackendUnavailable):
             under_test = Side.of("dali:cpu", options)
     draws = _draws(found, seeds, epochs)
-    comparison = _Comparison(opened, found, under_test, other, draws)
+    steps = replace(found, functions=(), mix=None)
+    comparison = _Comparison(opened, steps, under_test, other, draws)
     comparison.run(indices, _bar(progress, len(indices) * len(draws)))
     return Report(
         backend=str(under_test),
@@ -129,8 +132,6 @@ class _Comparison:
         self.bad: dict[int, BadFile] = {}
         self._found: dict[tuple[str, str], _Found] = {}
         self._random = _is_random(recipe)
-        self._scale = 255 * np.array(recipe.normalize.std, np.float32)
-        self._offset = 255 * np.array(recipe.normalize.mean, np.float32)
         self._resize = stages.resize_stage(recipe)
         self._later = stages.later_stages(recipe, same_pixels=self.pair.gpu_decode)
         self._today = tuple(PlainBackend(recipe, kind) for kind in TODAY)
@@ -221,7 +222,7 @@ class _Comparison:
             self._add(self._resize.name, "", tolerance, backend[row], reference[row], record, draw)
         small = np.clip(np.rint(reference), 0, 255).astype(np.uint8)
         resized = [stages.lossless(record, pixels) for (record, _), pixels in zip(lossless, small, strict=True)]
-        feeds = {"file": files, "decoded": lossless, "resized": resized}
+        feeds = {"file": files, "decoded": lossless, "resized": resized, "before": resized}
         for stage, both in later:
             samples = feeds[stage.feed]
             plan = self._plan(stage.recipe, samples, draw)
@@ -231,36 +232,50 @@ class _Comparison:
                 self._compare_with_today(samples, plan, applied[0], draw)
             else:
                 self._refuse_errors(stage.name, samples, applied)
-            self._compare(stage, samples, plan, applied, draw)
+            reference = self._compare(stage, samples, plan, applied, draw)
+            if stage.feed == "before":
+                pixels = np.clip(np.rint(reference), 0, 255).astype(np.uint8)
+                feeds["before"] = [
+                    stages.lossless(record, image) for (record, _), image in zip(samples, pixels, strict=True)
+                ]
 
-    def _compare(self, stage: stages.Stage, samples: list[Sample], plan: Plan, applied: Sides, draw: Draw) -> None:
-        normalised = stage.name != "jitter"
-        backend, reference = (self._in_lsb(side.images, normalised=normalised) for side in applied)
+    def _compare(self, stage: stages.Stage, samples: list[Sample], plan: Plan, applied: Sides, draw: Draw) -> F32:
+        """Returns the reference's images, as `_in_lsb` does."""
+        backend, reference = (_in_lsb(side.images, stage.recipe) for side in applied)
         factors = stages.strongest_factor(plan)
         for row, (record, _) in enumerate(samples):
             if record.index in self.bad:
                 continue
-            strong = bool(factors[row] > STRONG_FACTOR)
-            if stage.name == "normalise":
-                tolerance = tolerances.normalize(self.recipe)
-            elif stage.name == "jitter":
-                tolerance = tolerances.jitter(self.pair, self.recipe, strong=strong)
-            else:
-                same_pixels = stage.feed == "decoded"
-                tolerance = tolerances.chain(self.pair, self.recipe, strong=strong, same_pixels=same_pixels)
-            self._add(stage.name, _strong(strong).lstrip(", "), tolerance, backend[row], reference[row], record, draw)
+            strong, decided = bool(factors[row] > STRONG_FACTOR), stages.decided(plan, row)
+            match stage.does:
+                case "normalise":
+                    tolerance = tolerances.normalize(self.recipe)
+                case "erase":
+                    tolerance = tolerances.erase(self.recipe)
+                case "jitter":
+                    tolerance = tolerances.jitter(self.pair, self.recipe, strong=strong)
+                case "operation":
+                    tolerance = tolerances.operation(self.pair, self.recipe, strong=strong, decided=decided)
+                case _:
+                    same = stage.feed == "decoded"
+                    tolerance = tolerances.chain(
+                        self.pair, self.recipe, strong=strong, same_pixels=same, decided=decided
+                    )
+            variant = _variant(strong=strong and not tolerance.share, decided=bool(tolerance.share) and decided)
+            self._add(stage.name, variant, tolerance, backend[row], reference[row], record, draw)
+        return reference
 
     def _compare_with_today(self, samples: list[Sample], plan: Plan, applied: Applied, draw: Draw) -> None:
-        backend = self._in_lsb(applied.images, normalised=True)
+        backend = _in_lsb(applied.images, self.recipe)
         factors = stages.strongest_factor(plan)
         for plain in self._today:
             stock = plain.submit([s[0] for s in samples], [s[1] for s in samples], plan).result()
-            reference = self._in_lsb(stock.images, normalised=True)
+            reference = _in_lsb(stock.images, self.recipe)
             for row, (record, _) in enumerate(samples):
                 if record.index not in self.bad and row not in stock.errors:
                     strong = bool(factors[row] > STRONG_FACTOR)
                     tolerance = tolerances.today(self.pair, self.recipe, plain.kind, strong=strong)
-                    variant = f"vs {plain.kind} today{_strong(strong)}"
+                    variant = ", ".join(filter(None, (f"vs {plain.kind} today", _variant(strong=strong))))
                     self._add("whole chain", variant, tolerance, backend[row], reference[row], record, draw)
 
     def _add(
@@ -275,15 +290,13 @@ class _Comparison:
     ) -> None:
         allowed: F32 | float = 0.0
         if tolerance.relative:  # a share of the normalised value
-            allowed = np.float32(tolerance.relative) * np.abs(reference - self._offset)
+            black = 255 * np.array(self.recipe.normalize.mean, np.float32)
+            allowed = np.float32(tolerance.relative) * np.abs(reference - black)
         seed, epoch = draw if draw is not None and self._random else (None, None)
         found = self._found.setdefault((stage, variant), _Found(tolerance))
-        found.tally.add(backend, reference, allowed=allowed, key=record.key, index=record.index, seed=seed, epoch=epoch)
-
-    def _in_lsb(self, images: torch.Tensor, *, normalised: bool) -> F32:
-        """float32 (n, h, w, 3), un-normalised."""
-        found = _numpy(images)
-        return found * self._scale + self._offset if normalised else 255 * found
+        bound = math.inf if tolerance.max_lsb is None else tolerance.max_lsb + ROUNDING_LSB
+        which = {"key": record.key, "index": record.index, "seed": seed, "epoch": epoch}
+        found.tally.add(backend, reference, allowed=allowed, bound=bound, **which)
 
     def _plan(self, recipe: Recipe, samples: list[Sample], draw: Draw) -> Plan:
         return planning.make_plan(
@@ -325,8 +338,15 @@ def _numpy(images: torch.Tensor) -> F32:
     return found
 
 
-def _strong(strong: bool) -> str:  # noqa: FBT001 - private
-    return f", factor > {STRONG_FACTOR:g}" if strong else ""
+def _in_lsb(images: torch.Tensor, recipe: Recipe) -> F32:
+    """float32 (n, h, w, 3), un-normalised."""
+    mean, std = (255 * np.array(values, np.float32) for values in (recipe.normalize.mean, recipe.normalize.std))
+    found: F32 = _numpy(images) * std + mean
+    return found
+
+
+def _variant(*, strong: bool, decided: bool = False) -> str:
+    return "with a threshold" if decided else f"factor > {STRONG_FACTOR:g}" if strong else ""
 
 
 def _why(error: RecordError) -> str:

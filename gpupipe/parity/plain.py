@@ -17,7 +17,7 @@ from gpupipe.headers import Header, name_record
 from gpupipe.parity.tolerances import Kind
 from gpupipe.pillow import use_image
 from gpupipe.recipe import Recipe
-from gpupipe.records import JitterRows, Plan, Record
+from gpupipe.records import Plan, Record
 
 if TYPE_CHECKING:
     import torch
@@ -70,6 +70,9 @@ class PlainBackend:
         from torchvision.transforms import InterpolationMode
         from torchvision.transforms.v2 import functional as F
 
+        from gpupipe.backends.erasing import erase
+        from gpupipe.backends.operators import apply_step
+
         image: Any = use_image(record.data, _rgb if self.recipe.exif == "ignore" else _upright_rgb)
         if self.kind == "uint8":
             image = F.pil_to_tensor(image)
@@ -84,17 +87,14 @@ class PlainBackend:
             image = F.horizontal_flip(image)
         if plan.flip[row, 1]:
             image = F.vertical_flip(image)
-        adjust = (F.adjust_brightness, F.adjust_contrast, F.adjust_saturation, F.adjust_hue)
-        for step in plan.colour:
-            if isinstance(step, JitterRows):
-                for which in step.order[row].tolist():
-                    if step.used[which]:
-                        image = adjust[which](image, float(step.factors[row, which]))
-            elif step.apply[row]:
-                image = F.rgb_to_grayscale(image, num_output_channels=3)
+        for step in (*plan.colour, *plan.operations):
+            image = apply_step(image, step, row)
         tensor = F.to_dtype(F.to_image(image), torch.float32, scale=True)
         normalize = self.recipe.normalize
-        return torch.as_tensor(F.normalize(tensor, list(normalize.mean), list(normalize.std)))
+        tensor = torch.as_tensor(F.normalize(tensor, list(normalize.mean), list(normalize.std)))
+        for erasing in plan.erasing:
+            erase(tensor, erasing, row)
+        return tensor
 
 
 def _rgb(opened: Image.Image) -> Image.Image:

@@ -28,6 +28,7 @@ class Row:
         max_lsb, p999_lsb, mean_lsb: Of the absolute differences of all values.
         bias_lsb: Mean of backend - reference.
         excess_lsb: The largest difference beyond what the dtype's rounding explains; this is what is judged.
+        beyond_share: The share of values beyond the bound; judged instead where the tolerance allows a share.
         tolerance: The bound.
         worst: The worst samples, worst first.
     """
@@ -40,6 +41,7 @@ class Row:
     mean_lsb: float
     bias_lsb: float
     excess_lsb: float
+    beyond_share: float
     tolerance: Tolerance
     worst: tuple[Sample, ...]
 
@@ -54,6 +56,7 @@ class Row:
             mean_lsb=tally.mean_lsb,
             bias_lsb=tally.bias_lsb,
             excess_lsb=tally.excess_lsb,
+            beyond_share=tally.beyond_share,
             tolerance=tolerance,
             worst=tuple(tally.worst),
         )
@@ -66,6 +69,9 @@ class Row:
     def verdict(self) -> Verdict:
         if self.tolerance.max_lsb is None:
             return "reported"
+        if self.tolerance.share:
+            # What is no number is beyond any share.
+            return "ok" if self.beyond_share <= self.tolerance.share and math.isfinite(self.excess_lsb) else "FAIL"
         return "ok" if self.excess_lsb <= self.tolerance.max_lsb + ROUNDING_LSB else "FAIL"
 
     @property
@@ -73,12 +79,14 @@ class Row:
         """The bound, for people."""
         if self.tolerance.max_lsb is None:
             return "not judged"
-        exact = "rounding" if self.stage == "normalise" else "exact"
+        exact = "rounding" if self.stage in ("normalise", "erase") else "exact"
         bound = exact if self.tolerance.max_lsb == 0 else f"{self.tolerance.max_lsb:g}"
+        if self.tolerance.share:
+            bound += f" but for {self.tolerance.share:.1%}"
         if not self.tolerance.relative:
             return bound
         relative = f"{self.tolerance.relative:g} rel."
-        return relative if self.tolerance.max_lsb == 0 else f"{bound} + {relative}"
+        return relative if bound in ("exact", "rounding") else f"{bound} + {relative}"
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -90,7 +98,9 @@ class Row:
             "mean_lsb": _json_number(self.mean_lsb),
             "bias_lsb": _json_number(self.bias_lsb),
             "excess_lsb": _json_number(self.excess_lsb),
+            "beyond_share": self.beyond_share,
             "allowed_lsb": self.tolerance.max_lsb,
+            "allowed_share": self.tolerance.share,
             "allowed_relative": self.tolerance.relative,
             "reason": self.tolerance.reason,
             "verdict": self.verdict,
@@ -162,7 +172,8 @@ class Report:
         for row in self.rows:
             if row.verdict == "FAIL":
                 where = f" (worst: {row.worst[0].key})" if row.worst else ""
-                found.append(f"{row.name}: {number(row.max_lsb)} LSB, allowed {row.allowed}{where}")
+                beyond = f", {row.beyond_share:.2%} of the values beyond" if row.tolerance.share else ""
+                found.append(f"{row.name}: {number(row.max_lsb)} LSB{beyond}, allowed {row.allowed}{where}")
         for file in self.undecodable:
             if not file.agreed:
                 who, why = next(iter(file.reasons.items()))

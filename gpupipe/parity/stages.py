@@ -7,6 +7,8 @@ that no difference of an earlier stage is left in it.
 from __future__ import annotations
 
 import io
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -17,13 +19,16 @@ from PIL.JpegImagePlugin import JpegImageFile
 
 from gpupipe.errors import DecodeError
 from gpupipe.headers import Header, scan
+from gpupipe.parity.tolerances import decides
 from gpupipe.pillow import use_image
 from gpupipe.recipe import Output, Recipe
-from gpupipe.records import JitterRows, Plan, Record
-from gpupipe.steps import CenterCrop, Normalize, Step
+from gpupipe.records import JitterRows, Operation, OperationRows, Plan, Record
+from gpupipe.steps import CenterCrop, Normalize, RandomCrop, RandomInvert, Step
+from gpupipe.steps.choosing import Container
 
 U8 = npt.NDArray[np.uint8]
-Feed = Literal["file", "decoded", "resized"]
+Feed = Literal["file", "decoded", "resized", "before"]
+Work = Literal["resize", "jitter", "operation", "normalise", "erase", "chain"]
 
 # Pictures are compared on canvases of a few common sizes, because a backend is built for one output size.
 _SMALLEST_CANVAS_PX = 256
@@ -46,11 +51,14 @@ class Stage:
 
     Attributes:
         name: As the report calls it.
+        does: What kind of work it is.
         recipe: What both sides do.
-        feed: What both sides get: the file, its decoded pixels, or the resized ones.
+        feed: What both sides get: the file, its decoded pixels, the resized ones, or what the reference made of those
+            in the colour stages before this one.
     """
 
     name: str
+    does: Work
     recipe: Recipe
     feed: Feed
 
@@ -59,7 +67,7 @@ def resize_stage(recipe: Recipe) -> Stage:
     """The recipe's geometry alone: crop, resize, flips."""
     geometry = [step for step in recipe.steps if step.STAGE in ("crop", "center", "flip")]
     name = "resize" if any(step.STAGE == "crop" for step in geometry) else "crop"
-    return Stage(name=name, recipe=_part(recipe, geometry), feed="decoded")
+    return Stage(name=name, does="resize", recipe=_part(recipe, geometry), feed="decoded")
 
 
 def later_stages(recipe: Recipe, *, same_pixels: bool) -> tuple[Stage, ...]:
@@ -70,17 +78,50 @@ def later_stages(recipe: Recipe, *, same_pixels: bool) -> tuple[Stage, ...]:
         same_pixels: Add the whole chain on equal decoded pixels, for decoders that are known to differ.
     """
     keep_size: list[Step] = [CenterCrop(recipe.output_size)]
-    found = []
-    if recipe.colour_steps:
-        found.append(Stage(name="jitter", recipe=_part(recipe, [*keep_size, *recipe.colour_steps]), feed="resized"))
     normalize = [step for step in recipe.steps if isinstance(step, Normalize)]
+    found = []
+
+    def add(name: str, does: Work, steps: Sequence[Step], feed: Feed, output: Output) -> None:
+        part = replace(_part(recipe, [*keep_size, *steps]), output=output)
+        found.append(Stage(name=name, does=does, recipe=part, feed=feed))
+
+    if recipe.colour_steps:
+        add("jitter", "jitter", recipe.colour_steps, "before", Output())
+    for name, steps in _operations(recipe):
+        add(name, "operation", steps, "before", Output())
     if normalize or recipe.output.dtype != "float32":
-        alone = replace(_part(recipe, [*keep_size, *normalize]), output=recipe.output)
-        found.append(Stage(name="normalise", recipe=alone, feed="resized"))
+        add("normalise", "normalise", normalize, "resized", recipe.output)
+    if recipe.erasing_steps:
+        add("erase", "erase", [*normalize, *recipe.erasing_steps], "resized", recipe.output)
     if same_pixels:
-        found.append(Stage(name="chain, same pixels", recipe=replace(recipe, exif="ignore"), feed="decoded"))
-    found.append(Stage(name="whole chain", recipe=recipe, feed="file"))
+        same = replace(recipe, exif="ignore")
+        found.append(Stage(name="chain, same pixels", does="chain", recipe=same, feed="decoded"))
+    found.append(Stage(name="whole chain", does="chain", recipe=recipe, feed="file"))
     return tuple(found)
+
+
+def _operations(recipe: Recipe) -> Iterator[tuple[str, list[Step]]]:
+    """A name for each operation, and the steps that do it alone.
+
+    Borders and flips are not among them: the resize has them.
+    """
+    seen: Counter[str] = Counter()
+    for step in recipe.operation_steps:
+        if isinstance(step, RandomCrop) or step.STAGE == "flip":
+            continue
+        name = _name(step)
+        seen[name] += 1
+        steps = [step] if step.STAGE == "operation" and not isinstance(step, Container) else [_AS_OPERATION, step]
+        yield (name if seen[name] == 1 else f"{name} {seen[name]}"), steps
+
+
+# Does nothing; what stands behind it is an operation, too, as it is in the recipe.
+_AS_OPERATION = RandomInvert(p=0.0)
+
+
+def _name(step: Step) -> str:
+    inside = f"({', '.join(map(_name, step.steps))})" if isinstance(step, Container) else ""
+    return type(step).__name__ + inside
 
 
 def decode_recipe(recipe: Recipe, canvas: tuple[int, int]) -> Recipe:
@@ -101,7 +142,7 @@ def _canvas_side(side: int) -> int:
 
 def _part(recipe: Recipe, steps: list[Step]) -> Recipe:
     """Some steps; lossless records are upright already, and stages are compared in float32."""
-    return replace(recipe, steps=tuple(steps), exif="ignore", output=Output(), notes=())
+    return Recipe(steps=tuple(steps), precision=recipe.precision)
 
 
 def lossless(record: Record, pixels: U8) -> tuple[Record, Header]:
@@ -118,12 +159,22 @@ def lossless(record: Record, pixels: U8) -> tuple[Record, Header]:
 
 
 def strongest_factor(plan: Plan) -> npt.NDArray[np.float64]:
-    """float64 (n,): the largest brightness, contrast or saturation factor of each row; 1 where there is none."""
+    """float64 (n,): the largest factor of brightness, contrast, saturation or sharpness of each row; at least 1."""
     found = np.ones(len(plan))
-    for step in plan.colour:
+    for step in (*plan.colour, *plan.operations):
         if isinstance(step, JitterRows) and any(step.used[:3]):
             found = np.maximum(found, step.factors[:, :3][:, np.flatnonzero(step.used[:3])].max(axis=1))
+        elif isinstance(step, OperationRows):
+            found = np.maximum(found, np.where(np.isin(step.operation, _WITH_FACTOR), step.parameters[:, 0], 1.0))
     return found
+
+
+_WITH_FACTOR = (Operation.BRIGHTNESS, Operation.CONTRAST, Operation.SATURATION, Operation.SHARPNESS)
+
+
+def decided(plan: Plan, row: int) -> bool:
+    """Whether an operation of this row can turn a rounding error into another picture, pixel by pixel."""
+    return any(isinstance(step, OperationRows) and decides(step, row) for step in plan.operations)
 
 
 def kind(record: Record, header: Header) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -55,6 +56,7 @@ class Tally:
         samples: Images so far.
         max_lsb: Largest difference.
         excess_lsb: Largest difference beyond what is allowed relative to the value.
+        beyond: How many values are further apart than the bound and that allowance.
         worst: The worst samples, worst first.
     """
 
@@ -62,18 +64,22 @@ class Tally:
     samples: int = 0
     max_lsb: float = 0.0
     excess_lsb: float = 0.0
+    beyond: int = 0
     worst: list[Sample] = field(default_factory=list)
     _values: int = 0
     _sum: float = 0.0
     _signed: float = 0.0
     _bins: npt.NDArray[np.int64] = field(default_factory=lambda: np.zeros(_BINS, np.int64))
 
-    def add(self, backend: F32, reference: F32, *, allowed: F32 | float, **sample: Any) -> None:
+    def add(
+        self, backend: F32, reference: F32, *, allowed: F32 | float, bound: float = math.inf, **sample: Any
+    ) -> None:
         """Count one image.
 
         Args:
             backend, reference: float32 (h, w, 3), un-normalised, in LSB.
             allowed: Broadcastable to them: what each value may differ by whatever the bound, in LSB.
+            bound: Values further apart than this and `allowed` are counted in `beyond`.
             **sample: key, index, seed and epoch of `Sample`.
         """
         with np.errstate(invalid="ignore"):  # infinity minus infinity
@@ -88,7 +94,9 @@ class Tally:
         bins = difference.view(np.int32).ravel() >> _DROPPED_BITS
         self._bins += np.bincount(bins, minlength=_BINS)
         self.max_lsb = max(self.max_lsb, largest)
-        self.excess_lsb = max(self.excess_lsb, float((difference - allowed).max()) if np.any(allowed) else largest)
+        excess = difference - allowed if np.any(allowed) else difference
+        self.excess_lsb = max(self.excess_lsb, float(excess.max()))
+        self.beyond += int(np.count_nonzero(excess > bound))
         if largest > 0 and (len(self.worst) < self.keep or largest > self.worst[-1].max_lsb):
             rows, columns, corner = _around_worst(difference)
             self.worst.append(
@@ -107,6 +115,11 @@ class Tally:
     def mean_lsb(self) -> float:
         """Mean of the absolute differences."""
         return self._sum / self._values if self._values else 0.0
+
+    @property
+    def beyond_share(self) -> float:
+        """`beyond` as a share of all values."""
+        return self.beyond / self._values if self._values else 0.0
 
     @property
     def bias_lsb(self) -> float:
