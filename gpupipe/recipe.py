@@ -236,6 +236,20 @@ class Recipe:
         return cls(steps=steps, precision=precision, exif=exif, output=Output() if output is None else output)
 
     @classmethod
+    def imagenet_reference(
+        cls,
+        name: str,
+        stage: Literal["train", "eval"] = "train",
+        *,
+        num_classes: int | None = None,
+        output: Output | None = None,
+    ) -> Recipe:
+        """One of torchvision's reference trainings, "resnet50-v2" for example; see `gpupipe.presets`."""
+        from gpupipe.presets import imagenet_reference
+
+        return imagenet_reference(name, stage, num_classes=num_classes, output=output)
+
+    @classmethod
     def from_torchvision(cls, transform: object, *, unsupported: Literal["error", "tail"] = "error") -> Recipe:
         """The recipe that does what a torchvision transform does; see `gpupipe.convert.from_torchvision`."""
         from gpupipe.convert import from_torchvision

@@ -19,7 +19,7 @@ LAYERS = (
     ("remote",),
     ("recipe", "records", "rng", "collating", "trees"),
     ("prefetching", "mixing", "views"),
-    ("convert", "pillow"),
+    ("convert", "presets", "pillow"),
     ("headers",),
     ("decode", "faults"),
     ("augmentation",),
@@ -41,7 +41,7 @@ HEIGHT = {unit: height for height, units in enumerate(LAYERS) for unit in units}
 # Lower, and still none of its business: a backend is handed records, and knows nothing of where they come from.
 FORBIDDEN = {("backends", "sources"), ("backends", "sampling"), ("backends", "cache")}
 # Upwards, but only inside functions: `Recipe.from_torchvision` would otherwise make every recipe import torch.
-INSIDE_FUNCTIONS = {("recipe", "convert")}
+INSIDE_FUNCTIONS = {("recipe", "convert"), ("recipe", "presets")}
 MODULE_NAME = re.compile(r"gpupipe(\.\w+)+")
 
 
