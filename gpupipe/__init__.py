@@ -63,6 +63,7 @@ if TYPE_CHECKING:
     from gpupipe.sampling.cost import CostAware as CostAware
     from gpupipe.sampling.cost import measure_costs as measure_costs
     from gpupipe.sampling.length import LengthBuckets as LengthBuckets
+    from gpupipe.sampling.repeated import Repeated as Repeated
     from gpupipe.sampling.samplers import Sharding as Sharding
     from gpupipe.sampling.samplers import ShardOrder as ShardOrder
     from gpupipe.sampling.samplers import Weighted as Weighted
@@ -160,6 +161,7 @@ _PUBLIC = {
     "Record": "gpupipe.records",
     "RecordError": "gpupipe.errors",
     "RemoteStats": "gpupipe.remote.counters",
+    "Repeated": "gpupipe.sampling.repeated",
     "Report": "gpupipe.parity",
     "Resize": "gpupipe.steps",
     "Retries": "gpupipe.remote.retries",

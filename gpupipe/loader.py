@@ -60,8 +60,8 @@ class Loader:
         shuffle: A new order each epoch, that of `torch.utils.data.DistributedSampler` with the same seed; or not.
         seed: For the order and the augmentation; in [0, 2**63).
         sampler: What decides the order instead of `shuffle`: indices, a torch `Sampler` or any other iterable of
-            indices, `Weighted`, `CostAware` or `LengthBuckets`. It orders the whole epoch, the same on every rank,
-            unless ``Sharding(sampler_scope="rank")``. Its ``set_epoch`` is called if it has one. Where
+            indices, `Weighted`, `Repeated`, `CostAware` or `LengthBuckets`. It orders the whole epoch, the same on
+            every rank, unless ``Sharding(sampler_scope="rank")``. Its ``set_epoch`` is called if it has one. Where
             torch.distributed runs, the ranks compare their orders at each epoch's beginning, so all of them must call
             `iter()`.
         drop_last: Leave out the last batch of a rank if it is incomplete.

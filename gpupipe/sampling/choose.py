@@ -8,6 +8,7 @@ from gpupipe.sampling.handed_in import HandedOrdering
 from gpupipe.sampling.length import LengthBuckets, LengthOrdering
 from gpupipe.sampling.orders import Ordering
 from gpupipe.sampling.rank import Ranks
+from gpupipe.sampling.repeated import Repeated, RepeatedOrdering
 from gpupipe.sampling.samplers import DefaultOrdering, Sharding, Weighted, WeightedOrdering
 from gpupipe.sampling.shard_order import ShardOrdering, shard_starts_of
 
@@ -25,8 +26,8 @@ def choose_ordering(
     """Settle what orders the epochs.
 
     Args:
-        sampler: `Weighted`, `CostAware`, `LengthBuckets`, indices, an iterable of indices, or None for the default
-            order.
+        sampler: `Weighted`, `Repeated`, `CostAware`, `LengthBuckets`, indices, an iterable of indices, or None for the
+            default order.
         source: The data set.
         shuffle, seed: As in `Loader`.
         sharding: Whose order a sampler yields ("rank" needs one that was handed in), or whether shards are read one
@@ -37,7 +38,7 @@ def choose_ordering(
     Raises:
         ConfigError: Arguments that exclude each other, or a sampler that cannot work.
     """
-    handed_in = sampler is not None and not isinstance(sampler, Weighted | CostAware | LengthBuckets)
+    handed_in = sampler is not None and not isinstance(sampler, Weighted | Repeated | CostAware | LengthBuckets)
     if sampler is not None and shuffle:
         raise ConfigError(
             f"shuffle=True and sampler={type(sampler).__name__} exclude each other, because the sampler decides the "
@@ -71,6 +72,8 @@ def choose_ordering(
         return DefaultOrdering(len(source), shuffle=shuffle, seed=seed)
     if isinstance(sampler, Weighted):
         return WeightedOrdering(sampler, len(source), seed=seed)
+    if isinstance(sampler, Repeated):
+        return RepeatedOrdering(sampler, len(source), seed=seed)
     if isinstance(sampler, CostAware):
         return CostOrdering(sampler, source, seed=seed, batch_size=batch_size, world_size=ranks.world_size)
     if isinstance(sampler, LengthBuckets):
