@@ -189,7 +189,7 @@ def each_epoch(log: str, more: Callable[[], object]) -> None:
 def uneven_ranks(log: str, seed: int) -> None:
     """Two processes that meet in an all-reduce after every step; one of them has a slow disk."""
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", __file__]
-    subprocess.run([*command, "--run", "one_rank", "--seed", str(seed), "--log", log], check=True, capture_output=True)
+    subprocess.run([*command, "--condition", "one_rank", "--seed", str(seed), "--write", log], check=True, capture_output=True)
 
 
 def one_rank(log: str, seed: int) -> None:
@@ -226,13 +226,13 @@ def oversubscribed(log: str, seed: int) -> None:
 
 def full_shared_memory(log: str, seed: int) -> None:
     """In a namespace of its own, where /dev/shm has 64 MB."""
-    own = [sys.executable, __file__, "--run", "in_small_shared_memory", "--seed", str(seed), "--log", log]
+    own = [sys.executable, __file__, "--condition", "in_small_shared_memory", "--seed", str(seed), "--write", log]
     mount = 'mount -t tmpfs -o size=64m tmpfs /dev/shm && exec "$@"'
     subprocess.run(["unshare", "--mount", "sh", "-c", mount, "sh", *own], check=True, capture_output=True)
 
 
 def in_small_shared_memory(log: str, seed: int) -> None:
-    side = int(np.random.default_rng(seed).integers(330, 350))  # 8 of them are 10 MB, and up to 6 batches wait
+    side = int(np.random.default_rng(seed).integers(285, 297))  # 8 of them are 8 MB, and 6 batches wait beside one
     watched_loop(loader(Items(pixels=side), num_workers=3), log, epochs=1, step_s=0.05)
 
 
@@ -325,7 +325,7 @@ class data_set:
 def findings(name: str, seed: int, folder: Path) -> list[str]:
     """The codes that are found in one run, in a process of its own."""
     log = str(folder / f"{name}-{seed}-{{rank}}.jsonl")
-    command = [sys.executable, __file__, "--run", name, "--seed", str(seed), "--log", log]
+    command = [sys.executable, __file__, "--condition", name, "--seed", str(seed), "--write", log]
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:
         raise RuntimeError(f"{name}, seed {seed}: {done.stderr[-2000:]}")
@@ -349,12 +349,12 @@ def main() -> None:
     parser.add_argument("--repetitions", type=int, default=10)
     parser.add_argument("--first-seed", type=int, default=100)
     parser.add_argument("--only", help="names of conditions, with commas between them")
-    parser.add_argument("--run", help=argparse.SUPPRESS)
+    parser.add_argument("--condition", help=argparse.SUPPRESS)
     parser.add_argument("--seed", type=int, help=argparse.SUPPRESS)
-    parser.add_argument("--log", help=argparse.SUPPRESS)
+    parser.add_argument("--write", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
-    if arguments.run:
-        ({"healthy": healthy} | CONDITIONS | HELPERS)[arguments.run](arguments.log, arguments.seed)
+    if arguments.condition:
+        ({"healthy": healthy} | CONDITIONS | HELPERS)[arguments.condition](arguments.write, arguments.seed)
         return
     names = arguments.only.split(",") if arguments.only else [*CONDITIONS, "healthy"]
     first = arguments.first_seed

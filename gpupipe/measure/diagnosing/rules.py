@@ -229,6 +229,8 @@ def _rank_correlation(one: F64, other: F64) -> float:
 
 def rising_memory(logs: Sequence[Log]) -> Finding | None:
     """Memory rises to the end."""
+    if rising_handles(logs) is not None:  # which take memory along
+        return None
     for log in logs:
         trend = _trend(log, "host_bytes")
         if trend is None:
@@ -365,10 +367,11 @@ def rising_handles(logs: Sequence[Log]) -> Finding | None:
     return None
 
 
+# Processes have threads and files of their own, and threads may have files.
 _HANDLES = {
-    "files": "close what the dataset opens (`with`), or open it once, not in every epoch",
-    "threads": "make thread pools once, outside the epoch, and shut them down (`with ThreadPoolExecutor(...)`)",
     "processes": "make the loader once, outside the loop over epochs; unfinished iterators keep their workers",
+    "threads": "make thread pools once, outside the epoch, and shut them down (`with ThreadPoolExecutor(...)`)",
+    "files": "close what the dataset opens (`with`), or open it once, not in every epoch",
 }
 
 
