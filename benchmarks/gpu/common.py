@@ -146,6 +146,10 @@ class NativeEpochs:
             self.last = self.pipeline.run()
         self.finish()
 
+    def close(self) -> None:
+        """Give its memory back."""
+        self.pipeline = self.last = None
+
 
 def decoder_arguments(at: Setup, *, engine: float, fancy: bool = True, **levers: Any) -> dict[str, Any]:
     """For fn.decoders.image: as gpupipe's graph has it, but for what is asked for."""

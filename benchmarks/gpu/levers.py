@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
+from functools import partial
 from typing import Any
 
 from gpu.common import Setup, native, run_through
@@ -40,18 +41,25 @@ def thread_counts(at: Setup) -> tuple[int, ...]:
 
 
 def swept(
-    at: Setup, levers: Mapping[str, tuple[Any, ...]], make: Callable[[dict[str, Any]], Callable[[], object]]
+    at: Setup,
+    levers: Mapping[str, tuple[Any, ...]],
+    make: Callable[[dict[str, Any], ExitStack], Callable[[], object]],
 ) -> dict[str, Any]:
     """Every value of every lever beside the others' first; then the best of each together against all first ones."""
     first = {name: values[0] for name, values in levers.items()}
     images = len(at.paths())
     by_lever: dict[str, Any] = {}
     best = dict(first)
+
+    def timed(settings: Mapping[str, dict[str, Any]]) -> dict[str, Any]:
+        with ExitStack() as stack:  # nobody's memory is held for longer
+            return interleaved({name: make(setting, stack) for name, setting in settings.items()}, at.rounds)
+
     for name, values in levers.items():
-        times = interleaved({str(value): make(first | {name: value}) for value in values}, at.rounds)
+        times = timed({str(value): first | {name: value} for value in values})
         by_lever[name] = {value: images / each["median_s"] for value, each in times.items()}
         best[name] = min(values, key=lambda value, times=times: times[str(value)]["median_s"])
-    times = interleaved({"first": make(first), "best of each": make(best)}, at.rounds)
+    times = timed({"first": first, "best of each": best})
     speeds = {name: images / each["median_s"] for name, each in times.items()}
     return {
         "images_per_s": by_lever,
@@ -60,21 +68,22 @@ def swept(
     }
 
 
+def decoder(at: Setup, setting: Mapping[str, Any], stack: ExitStack) -> Callable[[], object]:
+    made = native(at, train=False, **decoder_setting(setting))
+    stack.callback(made.close)
+    return made
+
+
+def loader(at: Setup, setting: Mapping[str, Any], stack: ExitStack) -> Callable[[], object]:
+    made = exact(at, stack, **setting)
+    return lambda: run_through(made, at.synchronize)
+
+
 def measure(at: Setup) -> dict[str, Any]:
     threads = thread_counts(at)
-    decoding = swept(
-        at,
-        DECODER | {"threads": threads},
-        lambda setting: native(at, train=False, **decoder_setting(setting)),
-    )
-    with ExitStack() as stack:
-
-        def loader(setting: dict[str, Any]) -> Callable[[], object]:
-            made = exact(at, stack, **setting)
-            return lambda: run_through(made, at.synchronize)
-
-        levers = {"decode": ("gpu", "cpu"), "engine": (0.0, 1.0), "threads": threads, "prefetch": PREFETCH}
-        loading = swept(at, levers, loader)
+    decoding = swept(at, DECODER | {"threads": threads}, partial(decoder, at))
+    levers = {"decode": ("gpu", "cpu"), "engine": (0.0, 1.0), "threads": threads, "prefetch": PREFETCH}
+    loading = swept(at, levers, partial(loader, at))
     best = loading["best"]
     options = ", ".join(f"{name}={best[name]!r}" for name in ("threads", "prefetch", "decode"))
     print(f"best here: gp.Options({options}), with {best['engine']:.0%} of the JPEGs to the GPU's engines")
