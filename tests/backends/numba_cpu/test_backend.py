@@ -15,11 +15,23 @@ pytest.importorskip("numba", reason="needs numba: pip install 'gpupipe[fast]'")
 from gpupipe import Output, Recipe, make_plan
 from gpupipe.backends import numba_cpu
 from gpupipe.backends.base import Options
-from gpupipe.backends.numba_cpu import NumbaBackend, exact, kernels
+from gpupipe.backends.numba_cpu import NumbaBackend, exact, kernels, operate
 from gpupipe.backends.torchvision_cpu import TorchvisionBackend
 from gpupipe.headers import scan, upright_size
-from gpupipe.records import Record
-from gpupipe.steps.colour import IMAGENET_STD
+from gpupipe.records import Operation, Record
+from gpupipe.steps import (
+    GaussianBlur,
+    Normalize,
+    RandAugment,
+    RandomApply,
+    RandomCrop,
+    RandomErasing,
+    RandomGrayscale,
+    RandomResizedCrop,
+    RandomVerticalFlip,
+    TrivialAugmentWide,
+)
+from gpupipe.steps.colour import IMAGENET_STD, ColorJitter
 from tests import images
 from tests.conftest import REPO
 
@@ -31,6 +43,20 @@ RECIPES = {
     "eval": Recipe.eval(size=56, resize=64),
     "upright": Recipe.train(size=64, exif="apply"),
 }
+# Colour steps before, between and behind operations; no thresholds, which would double the smallest difference.
+OPERATING = Recipe(
+    steps=(
+        RandomResizedCrop((64, 61)),
+        RandomApply((ColorJitter(*JITTER),), 0.8),
+        GaussianBlur(7),
+        ColorJitter(contrast=0.5),
+        RandomGrayscale(0.2),
+        RandomVerticalFlip(),
+        Normalize(),
+        RandomErasing(0.5, value="pixels"),
+    )
+)
+AUGMENTING = Recipe(steps=(RandomResizedCrop(64), RandAugment(3, interpolation="bilinear", fill=0.4), Normalize()))
 
 
 def records_of(files):
@@ -163,7 +189,47 @@ def test_backend_says_its_name_and_has_nothing_to_note():
     assert (made.name, made.note) == ("numba", "")
 
 
+@pytest.mark.parametrize("precision", ["float32", "uint8"])
+def test_backend_operations_have_torchvisions_pixels(generated, precision):
+    for epoch in range(3):
+        assert_parity(with_precision(OPERATING, precision), generated, epoch)
+    assert_parity(with_precision(AUGMENTING, "uint8"), generated, 0)
+
+
+@pytest.mark.parametrize("precision", ["float32", "uint8"])
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_backend_operations_and_erasing_are_converted_to_the_output(generated, precision, dtype):
+    expected, _ = run(with_precision(OPERATING, precision), generated)
+    recipe = with_precision(OPERATING, precision, dtype=dtype, memory_format="channels_last")
+    found, _ = run(recipe, generated)
+    assert torch.equal(found, expected.to(getattr(torch, dtype)))
+
+
+def test_backend_takes_a_crop_that_only_larger_images_allow():
+    # The picture that kernels are compiled with is 16 x 16.
+    recipe = Recipe(steps=(RandomCrop(96), TrivialAugmentWide()))
+    records = records_of([images.jpeg(images.photo(100, 120))])
+    found, _ = run(recipe, records)
+    torch.testing.assert_close(found, run(recipe, records, TorchvisionBackend)[0], rtol=0, atol=1e-4)
+
+
 # --- the self-check of uint8 precision ---
+
+
+def test_backend_where_operations_are_not_exact_hands_them_over_and_says_so(generated, monkeypatch):
+    expected, _ = run(with_precision(AUGMENTING, "uint8"), generated, TorchvisionBackend)
+    monkeypatch.setattr(numba_cpu, "uint8_operations_are_exact", lambda: False)
+    monkeypatch.setattr(operate, "kernels", None)
+    recipe = with_precision(AUGMENTING, "uint8")
+    made = NumbaBackend(recipe, device=CPU, batch_size=2, options=Options(threads=1))
+    made.close()
+    assert "torch's operators are used for them" in made.note
+    found, _ = run(recipe, generated)
+    assert torch.equal(found, expected)
+    # Recipes without operations are not concerned.
+    made = NumbaBackend(with_precision(RECIPES["train"], "uint8"), device=CPU, batch_size=2, options=Options(threads=1))
+    made.close()
+    assert made.note == ""
 
 
 def test_backend_where_uint8_is_not_exact_uses_torchs_operators_and_says_so(generated, monkeypatch):
@@ -215,6 +281,22 @@ def test_compare_finds_one_pixel_that_is_off_by_one_level(monkeypatch, where):
     assert not exact._compare()
 
 
+def test_operations_are_exact_here():
+    assert exact._compare_operations()
+
+
+def test_compare_operations_finds_an_operation_that_is_off_by_one_level(monkeypatch):
+    plain = exact.Renderer.render
+
+    def off_by_one(self, pixels, place, region, taps, plan, row, out):
+        plain(self, pixels, place, region, taps, plan, row, out)
+        if plan.operations[0].operation[row] == Operation.SHARPNESS:
+            out[1234] += np.float32(1 / 255)
+
+    monkeypatch.setattr(exact.Renderer, "render", off_by_one)
+    assert not exact._compare_operations()
+
+
 # --- start-up ---
 
 START = """
@@ -222,19 +304,20 @@ import logging, sys, time
 import torch
 import numpy as np
 before = time.perf_counter()
-from gpupipe import Recipe
+from gpupipe import GaussianBlur, RandomResizedCrop, Recipe
 from gpupipe.backends.base import Options
 from gpupipe.backends.numba_cpu import NumbaBackend
-made = NumbaBackend(Recipe.train(size=32, precision={precision!r}), device=torch.device("cpu"), batch_size=2,
+steps = (RandomResizedCrop(32), *[GaussianBlur(3)] * {operating})
+made = NumbaBackend(Recipe(steps=steps, precision={precision!r}), device=torch.device("cpu"), batch_size=2,
                     options=Options(threads=1))
 made.close()
 print("torchvision" in sys.modules, time.perf_counter() - before)
 """
 
 
-def start(precision="float32", **environment):
+def start(precision="float32", operating=False, **environment):
     return subprocess.run(
-        [sys.executable, "-W", "error", "-c", START.format(precision=precision)],
+        [sys.executable, "-W", "error", "-c", START.format(precision=precision, operating=operating)],
         cwd=REPO,
         env=os.environ | environment,
         capture_output=True,
@@ -244,11 +327,11 @@ def start(precision="float32", **environment):
     )
 
 
-@pytest.mark.parametrize("precision", ["float32", "uint8"])
-def test_start_with_a_warm_cache_does_not_import_torchvision(tmp_path, precision):
-    start(precision, NUMBA_CACHE_DIR=str(tmp_path))
+@pytest.mark.parametrize(("precision", "operating"), [("float32", True), ("uint8", False)])
+def test_start_with_a_warm_cache_does_not_import_torchvision(tmp_path, precision, operating):
+    start(precision, operating, NUMBA_CACHE_DIR=str(tmp_path))
     compiled = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.nb?")}
-    again = start(precision, NUMBA_CACHE_DIR=str(tmp_path))
+    again = start(precision, operating, NUMBA_CACHE_DIR=str(tmp_path))
     assert again.stdout.split()[0] == "False"
     assert compiled == {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.nb?")}
 
@@ -268,7 +351,7 @@ def test_start_where_no_cache_is_writable_works():
     script = f"""
 from numba.core import caching
 caching.CacheImpl._locator_classes = []
-{START.format(precision="float32")}
+{START.format(precision="float32", operating=True)}
 from gpupipe.backends.numba_cpu import kernels
 assert kernels.cache_directory() is None
 """
@@ -294,8 +377,8 @@ def test_progress_message_comes_only_if_it_takes_long(monkeypatch, caplog):
 
 def test_import_compiles_nothing():
     script = """
-from gpupipe.backends.numba_cpu import kernels, scan
-for module in (kernels, scan):
+from gpupipe.backends.numba_cpu import kernels, operation_kernels, scan
+for module in (kernels, operation_kernels, scan):
     for name, value in vars(module).items():
         assert not getattr(value, "signatures", None), name
 """
