@@ -29,6 +29,7 @@ SYNTHETIC = "synthetic"
 def training(at: Setup) -> Callable[[torch.Tensor, torch.Tensor], None]:
     """One step of SGD with momentum, channels last, bf16 autocast."""
     torch.manual_seed(0)
+    torch.backends.cudnn.benchmark = True
     model = resnet50(num_classes=1000).to(at.device, memory_format=torch.channels_last)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
     loss_of = nn.CrossEntropyLoss()

@@ -193,10 +193,14 @@ def _native_pipeline(work: Work, paths: list[str], steps: Sequence[Any], dali: A
         device = "mixed" if on_gpu else "cpu"
         first = steps[0] if steps else None
         if isinstance(first, RandomResizedCrop):
-            images = fn.decoders.image_random_crop(
-                encoded, device=device, random_area=list(first.scale), random_aspect_ratio=list(first.ratio)
-            )
-            images = fn.resize(images, size=list(recipe.output_size), antialias=True)
+            crop = {"random_area": list(first.scale), "random_aspect_ratio": list(first.ratio)}
+            side = list(recipe.output_size)
+            if on_gpu:  # where decoding a region can take the process down (nvImageCodec 0.9.0, its issue 55)
+                images = fn.decoders.image(encoded, device=device)
+                images = fn.random_resized_crop(images, size=side, antialias=True, **crop)
+            else:
+                images = fn.decoders.image_random_crop(encoded, device=device, **crop)
+                images = fn.resize(images, size=side, antialias=True)
         else:
             images = fn.decoders.image(encoded, device=device, output_type=types.RGB)
         mirror: Any = 0

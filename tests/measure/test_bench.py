@@ -102,7 +102,7 @@ def test_peer_yields_images_like_the_loader(peer, workers, image_folder):
             epochs = PEERS[peer](work, stack)
         except BackendUnavailable as error:
             pytest.skip(str(error))
-        batches = [images.clone() for images, *_ in epochs]
+        batches = [images.cpu().clone() for images, *_ in epochs]
         again = sum(len(images) for images, *_ in epochs)
         expected = next(iter(loader))[0]
     del epochs
@@ -185,7 +185,7 @@ def test_bench_without_psutil_says_so(image_folder, monkeypatch):
         ({"images": -1}, "images=-1"),
         ({"batch_size": 1.5}, "batch_size=1.5"),
         ({"workers": 0}, "workers=0"),
-        ({"against": ("ffcv",)}, "against='ffcv' is not known: there are torchvision"),
+        ({"against": ("litdata",)}, "against='litdata' is not known: there are torchvision"),
         ({"backends": ("cuda",)}, "cuda"),
         ({"backends": ()}, "nothing to measure"),
         ({"backends": ("torchvision", "numbah"), "against": ("torchvision",)}, "backend='numbah' is not valid"),
