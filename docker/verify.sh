@@ -19,6 +19,8 @@ VERIFY_ROOT=${VERIFY_ROOT:-/var/tmp/gpupipe-verify}
 MIRROR=${MIRROR:-http://deb.debian.org/debian}
 SUITE=bookworm
 IMAGES=${IMAGES:-cpu gpu}
+[ $# -gt 0 ] && part="$*"
+[ $# -gt 0 ] || set -- -n auto
 not_verified=()
 
 fail() {
@@ -166,15 +168,15 @@ for kind in $IMAGES; do
     if [ "$kind" = cpu ]; then
         step "selfcheck in the CPU image, by its health check's command"
         inside "$container" gpupipe selfcheck
-        step "the suite in the CPU image: pytest ${*:--n auto}"
+        step "the suite in the CPU image: pytest $*"
         shared=()
         [ -d ../shared ] && shared=(--volume "$(realpath ../shared):/shared:ro")
         b run --isolation chroot --network host "${shared[@]}" "$container" -- \
-            python -m pytest -p no:cacheprovider "${@:--n auto}" || {
+            python -m pytest -p no:cacheprovider "$@" || {
             broken=1
             echo "verify: the suite fails in the CPU image" >&2
         }
-        [ $# -eq 0 ] || not_verified+=("the whole suite in the CPU image: only pytest $*")
+        [ -z "${part:-}" ] || not_verified+=("the whole suite in the CPU image: only pytest $part")
     else
         step "the GPU image where there is no GPU: it must say so, and fail"
         if inside "$container" gpupipe selfcheck --gpu > "$VERIFY_ROOT/selfcheck-gpu.log" 2>&1; then
