@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gpupipe.cache.folder import Busy, CacheTrouble
+from gpupipe.errors import SourceError
 from gpupipe.files import read_whole
 from gpupipe.forks import reset_in_children
 from gpupipe.remote.reach import Reach
@@ -119,9 +120,21 @@ class Objects:
         if data is not None:
             return data
         began = time.perf_counter()
-        data = self.reach.small(self._settle(number), self.reach.store.retries.limit_s)
-        self._known[number] = self.reach.cache is not None
+        data = self._small(number, self.reach.store.retries.limit_s)
         self.reach.counters.add(waits=1, wait_s=time.perf_counter() - began)
+        return data
+
+    def _small(self, number: int, wait_s: float) -> bytes:
+        entry = self._settle(number)
+        try:
+            data = self.reach.small(entry, wait_s)
+        except SourceError:
+            self._settled.pop(number, None)  # its size may be what is wrong
+            raise
+        if len(data) != entry.size:
+            self._settled.pop(number, None)
+        else:
+            self._known[number] = self.reach.cache is not None
         return data
 
     def _cached(self, number: int) -> bytes | None:
@@ -188,8 +201,7 @@ class Objects:
 
     def _stage(self, number: int) -> None:
         if not self._known[number] and self._cached(number) is None:
-            self.reach.small(self._settle(number), self.reach.store.retries.limit_s)
-            self._known[number] = self.reach.cache is not None
+            self._small(number, self.reach.store.retries.limit_s)
 
     def close(self) -> None:
         """End the threads."""
@@ -262,11 +274,10 @@ class ObjectsAhead:
         objects, reach = self._objects, self._objects.reach
         held: bytes | None = None
         try:
-            entry = objects._settle(number)
             if reach.cache is None:
-                held = reach.small(entry, 0.0)
+                held = objects._small(number, 0.0)
             else:
-                self._to_cache(number, entry)
+                self._to_cache(number)
         except BaseException as error:
             future.set_exception(error)  # for the reader, who says which record it is
             return
@@ -277,15 +288,14 @@ class ObjectsAhead:
                 self._held_bytes += len(held)
         future.set_result(held)
 
-    def _to_cache(self, number: int, entry: Entry) -> None:
+    def _to_cache(self, number: int) -> None:
         objects, reach = self._objects, self._objects.reach
         cache = reach.cache
         try:
             # One that is there is left for its reader to check: reading it twice would cost more than it saves.
-            if cache is None or cache.rows_of([reach.key(entry)]):
+            if cache is None or cache.rows_of([reach.key(objects._settle(number))]):
                 return
-            reach.small(entry, 0.0)
-            objects._known[number] = 1
+            objects._small(number, 0.0)
         except Busy:
             return  # another process fetches it, and the reader will wait for that
         except CacheTrouble as error:

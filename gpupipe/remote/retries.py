@@ -14,6 +14,7 @@ T = TypeVar("T")
 
 _PERMANENT = (FileNotFoundError, PermissionError, IsADirectoryError, NotADirectoryError, TypeError, ValueError)
 # HTTP: Request Timeout, Too Early, Too Many Requests.
+_SAID_AT_MOST = 200
 _TEMPORARY_STATUS = frozenset((408, 425, 429))
 
 
@@ -105,9 +106,7 @@ class GaveUp(Exception):
     @property
     def missing(self) -> bool:
         """Whether the store says that there is no such object."""
-        cause: BaseException = self.cause
-        if isinstance(cause, FileNotFoundError) and cause.__cause__ is not None:
-            cause = cause.__cause__
+        cause = _behind(self.cause)
         return isinstance(cause, FileNotFoundError) or _status(cause) in (404, 410)
 
 
@@ -116,15 +115,26 @@ def is_permanent(error: BaseException) -> bool:
     status = _status(error)
     if status is not None:
         return 400 <= status < 500 and status not in _TEMPORARY_STATUS
-    if isinstance(error, FileNotFoundError) and error.__cause__ is not None:
-        # fsspec's HTTP file system calls whatever happens to a HEAD request "not found", and keeps what it was.
-        return is_permanent(error.__cause__)
+    behind = _behind(error)
+    if behind is not error:
+        return is_permanent(behind)
     # botocore's, which have no base class of their own.
     return isinstance(error, _PERMANENT) or "Credentials" in type(error).__name__
 
 
+def _behind(error: BaseException) -> BaseException:
+    """What a "not found" was made of: fsspec's HTTP file system calls so whatever happens to a HEAD request."""
+    cause = error.__cause__
+    if isinstance(error, FileNotFoundError) and cause is not None:
+        # S3's, though, is one.
+        return error if type(cause).__module__.startswith("botocore") else cause
+    return error
+
+
 def _status(error: BaseException) -> int | None:
-    """The HTTP status of aiohttp's errors and gcsfs's."""
+    """The HTTP status of aiohttp's errors and gcsfs's; None for an answer that is no HTTP, which aiohttp calls 400."""
+    if type(error).__name__ == "ClientResponseError" and error.__cause__ is not None:
+        return None
     for name in ("status", "code"):
         value = getattr(error, name, None)
         if isinstance(value, int) and 100 <= value < 600:
@@ -144,10 +154,13 @@ def _retry_after_s(error: BaseException) -> float:
 def _said(error: BaseException) -> str:
     """The message of an error, without the URL's query: it may hold a signature."""
     status = _status(error)
-    if status is not None and getattr(error, "message", None) is not None:  # aiohttp's text has the whole URL
-        return f"HTTP status {status} {getattr(error, 'message', '')}".strip()
-    text = str(error) or "no message"
-    return text if len(text) <= 300 else f"{text[:300]}..."
+    message = getattr(error, "message", None)
+    if isinstance(message, str):  # aiohttp's text has the whole URL
+        text = message if status is None else f"HTTP status {status} {message}"
+    else:
+        text = str(error) or "no message"
+    text = " ".join(text.split())
+    return text if len(text) <= _SAID_AT_MOST else f"{text[:_SAID_AT_MOST]}..."
 
 
 def _uniform() -> float:

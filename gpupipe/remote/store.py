@@ -20,6 +20,7 @@ T = TypeVar("T")
 # In this order: what says most about the content comes first.
 _VERSIONS = ("ETag", "etag", "generation", "md5Hash", "md5", "content_md5", "checksum", "crc32c")
 _TIMES = ("mtime", "LastModified", "last_modified", "Last-Modified", "updated", "modified", "created")
+_S3 = ("s3", "s3a")
 _EXTRAS = {"s3": "s3", "s3a": "s3", "http": "http", "https": "http", "gs": "gcs", "gcs": "gcs"}
 
 
@@ -111,7 +112,8 @@ class Store:
         try:
             # A listing that fsspec remembers would hide what has changed; an instance that it remembers would be
             # shared with whoever else uses the same store, and closed with it.
-            made, root = url_to_fs(self._url, skip_instance_cache=True, use_listings_cache=False, **self._options)
+            options = {**self._options, **_defaults(protocol, self._options)}
+            made, root = url_to_fs(self._url, skip_instance_cache=True, use_listings_cache=False, **options)
         except ImportError as error:
             extra = _EXTRAS.get(protocol)
             install = f"pip install 'gpupipe[{extra}]'" if extra else f"the package that fsspec asks for: {error}"
@@ -130,6 +132,8 @@ class Store:
                 value=sorted(self._options),
                 allowed="those of fsspec's file system for this URL",
             ) from None
+        if protocol in _S3 and "retries" not in self._options:
+            made.retries = 1
         return made, root
 
     def _fs(self) -> Any:
@@ -220,6 +224,15 @@ class Store:
                 else "See that the store can be reached and lets you read it; gpupipe.Retries sets how long it is tried"
             )
             raise SourceError(f"{url!r} {what}: {failed}. {remedy}", uri=url, missing=failed.missing) from failed.cause
+
+
+def _defaults(protocol: str, options: Mapping[str, Any]) -> dict[str, Any]:
+    """What a file system gets unless the user says otherwise: `Retries` alone is to try again, and to count it."""
+    if protocol not in _S3:
+        return {}
+    given = dict(options.get("config_kwargs") or {})
+    given.setdefault("retries", {"total_max_attempts": 1})
+    return {"config_kwargs": given}
 
 
 def _run(fs: Any, method: str, limit_s: float, *arguments: Any, **keywords: Any) -> Any:

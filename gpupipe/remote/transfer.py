@@ -64,12 +64,35 @@ def read_object(store: Store, entry: Entry) -> bytes:
     Raises:
         SourceError: It cannot be read, or is of another version.
     """
+    try:
+        return _read_object(store, entry)
+    except SourceError as error:
+        if "changed" in error.facts or error.facts.get("missing"):
+            raise
+        # The size was what had come damaged, perhaps.
+        found = store.info(entry.path)
+        if found.version != entry.version or (found.size == entry.size and "sizes" not in error.facts):
+            raise
+    return _read_object(store, found)
+
+
+def _read_object(store: Store, entry: Entry) -> bytes:
     data = store.read(entry.path, 0, entry.size)
-    if not _verified(store, entry, hashlib.md5(data, usedforsecurity=False).hexdigest()):
-        again = store.read(entry.path, 0, entry.size)
-        _judge(store, entry, same=again == data, right=_md5(again) == _wanted(store, entry))
-        return again
-    return data
+    if _verified(store, entry, _md5(data)):
+        return data
+    store.counters.add(retries=1)
+    again = store.read(entry.path, 0, entry.size)
+    _judge(store, entry, same=again == data, right=_md5(again) == _wanted(store, entry))
+    return again
+
+
+def read_file(store: Store, path: str) -> bytes:
+    """All bytes of a small file of which nothing is known.
+
+    Raises:
+        SourceError: There is none, or it cannot be read.
+    """
+    return read_object(store, store.info(path))
 
 
 def download(store: Store, entry: Entry, into: Writer, blocks: Workers) -> None:
@@ -94,6 +117,7 @@ def download(store: Store, entry: Entry, into: Writer, blocks: Workers) -> None:
         if _verified(store, entry, digests[-1]):
             return
         if len(digests) == 1:
+            store.counters.add(retries=1)
             into.restart()
     _judge(store, entry, same=digests[0] == digests[1], right=False)
 
@@ -130,17 +154,28 @@ def _verified(store: Store, entry: Entry, digest: str) -> bool:
     wanted = _wanted(store, entry)
     if wanted is not None:
         return digest == wanted
-    if entry.version and store.info(entry.path).version != entry.version:
-        raise changed(store, entry.path)
+    if entry.version:
+        _check_same(store, entry)
     return True
+
+
+def _check_same(store: Store, entry: Entry) -> None:
+    """See that the store still says the same of an object."""
+    found = store.info(entry.path)
+    if found.version != entry.version:
+        raise changed(store, entry.path)
+    if None not in (found.size, entry.size) and found.size != entry.size:
+        url = store.url(entry.path)
+        raise SourceError(
+            f"{url!r} is of {entry.size} bytes by one answer and of {found.size} by another", uri=url, sizes=True
+        )
 
 
 def _judge(store: Store, entry: Entry, *, same: bool, right: bool) -> None:
     """After a second try: right, or an ETag that is no MD5 (encrypted objects have such), or an error."""
     if right:
         return
-    if store.info(entry.path).version != entry.version:
-        raise changed(store, entry.path)
+    _check_same(store, entry)
     if not same:
         url = store.url(entry.path)
         raise SourceError(f"{url!r} came with other bytes twice: {_DAMAGED}. See what is between it and here", uri=url)

@@ -17,7 +17,7 @@ from gpupipe.parallel import in_order
 from gpupipe.remote.counters import Counters, RemoteStats
 from gpupipe.remote.retries import Retries
 from gpupipe.remote.store import Entry, Store, shown
-from gpupipe.remote.transfer import is_compressed, settled
+from gpupipe.remote.transfer import is_compressed, read_file, settled
 from gpupipe.sources.base import Source
 from gpupipe.sources.braces import expand_braces
 from gpupipe.sources.packed import MANIFEST, UNFINISHED, PackedShards, read_manifest
@@ -145,16 +145,7 @@ class _Opener:
         limit = None if remote.cache_bytes is None else parse_size("cache_bytes", remote.cache_bytes)
         if remote.cache_dir is not None:
             self._check_apart(os.fspath(remote.cache_dir))
-            if limit is not None and largest_bytes is not None and 2 * largest_bytes > limit:
-                raise ConfigError(
-                    f"cache_bytes={limit:,} is too small for {total} of {self._store.uri!r}: the largest has "
-                    f"{largest_bytes:,} bytes, and two of them have to fit at one time, one in use and one that is "
-                    f"fetched: 2 x {largest_bytes:,} = {2 * largest_bytes:,}. Give it at least that for each process "
-                    "of this machine",
-                    field="cache_bytes",
-                    value=limit,
-                    allowed=f">= {2 * largest_bytes}",
-                )
+            self._check_room(limit, largest_bytes, total)
             try:
                 cache = Cache(remote.cache_dir, limit)
             except CacheTrouble as error:
@@ -162,6 +153,18 @@ class _Opener:
                 reach.trouble(error)
                 return reach
         return Reach(self._store, cache, remote.on_cache_error)  # type: ignore[arg-type]
+
+    def _check_room(self, limit: int | None, largest_bytes: int | None, total: str) -> None:
+        if limit is not None and largest_bytes is not None and 2 * largest_bytes > limit:
+            raise ConfigError(
+                f"cache_bytes={limit:,} is too small for {total} of {self._store.uri!r}: the largest has "
+                f"{largest_bytes:,} bytes, and two of them have to fit at one time, one in use and one that is "
+                f"fetched: 2 x {largest_bytes:,} = {2 * largest_bytes:,}. Give it at least that for each process "
+                "of this machine",
+                field="cache_bytes",
+                value=limit,
+                allowed=f">= {2 * largest_bytes}",
+            )
 
     def _check_apart(self, cache_dir: str) -> None:
         """The cache removes files: it must not lie in the data set, nor the data set in it."""
@@ -185,7 +188,10 @@ class _Opener:
     def open_folder(self) -> Source:
         from gpupipe.sources.remote_folder import RemoteFolder
 
-        return RemoteFolder(self._reach(None, "the images"), **self._options)
+        source = RemoteFolder(self._reach(None, "the images"), **self._options)
+        sizes = source.sizes_bytes
+        self._check_largest(source.reach, None if sizes is None else int(sizes.max()), "the images")
+        return source
 
     def open_list(self) -> Source:
         from gpupipe.sources.remote_list import RemoteList
@@ -203,7 +209,8 @@ class _Opener:
 
         reach = self._reach_for(shards)
         table = load_joint(reach, shards, layout, listed)
-        self._check_largest(reach, max(stamp.size_bytes for stamp in stamps_of(table)))
+        # Once more, for shards that were compressed.
+        self._check_largest(reach, max(stamp.size_bytes for stamp in stamps_of(table)), "the tar shards, decompressed,")
         return RemoteTar(reach, shards, table, options, self._uri(shards))
 
     def _reach_for(self, shards: Sequence[Entry]) -> Any:
@@ -219,10 +226,9 @@ class _Opener:
         plain = [entry.size or 0 for entry in shards]
         return self._reach(max(plain), "the tar shards")
 
-    def _check_largest(self, reach: Any, largest: int) -> None:
-        """Once more, for shards that were compressed."""
-        if reach.cache is not None and reach.cache.limit_bytes is not None and 2 * largest > reach.cache.limit_bytes:
-            self._reach(largest, "the tar shards, decompressed,")
+    def _check_largest(self, reach: Any, largest_bytes: int | None, total: str) -> None:
+        if reach.cache is not None:
+            self._check_room(reach.cache.limit_bytes, largest_bytes, total)
 
     def _uri(self, shards: Sequence[Entry]) -> str:
         return self._store.url(shards[0].path) if len(shards) == 1 else shown(self._url)
@@ -297,7 +303,7 @@ class _Opener:
         return RemotePacked(shards_source, kinds) if as_json else shards_source
 
     def _copy(self, path: str, to: str) -> None:
-        data = self._store.read(path, 0, None)
+        data = read_file(self._store, path)
         with open(to, "wb") as file:
             file.write(data)
 

@@ -117,6 +117,11 @@ class RemoteFolder(ImageFolder):
         return self._sizes if (self._sizes >= 0).all() else None
 
     @property
+    def reach(self) -> Reach:
+        """How its objects are had."""
+        return self._objects.reach
+
+    @property
     def cache_stats(self) -> RemoteStats:
         """What reading has cost so far in this process."""
         return self._objects.reach.counters.stats()

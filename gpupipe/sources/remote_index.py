@@ -14,7 +14,7 @@ from gpupipe.errors import SourceError
 from gpupipe.parallel import in_order
 from gpupipe.remote.reach import Reach
 from gpupipe.remote.store import Entry, Store
-from gpupipe.remote.transfer import is_compressed
+from gpupipe.remote.transfer import is_compressed, read_file
 from gpupipe.sources.stamps import ENDS_BYTES, Stamp, digest_of
 from gpupipe.sources.table import Table
 from gpupipe.sources.tar_index import (
@@ -96,7 +96,7 @@ def fetched_table(store: Store, path: str) -> Table:
     Raises:
         SourceError: It is not there, or damaged.
     """
-    data = store.read(path, 0, None)
+    data = read_file(store, path)
     with tempfile.TemporaryDirectory(prefix="gpupipe-") as folder:
         copy = os.path.join(folder, "index.npz")
         with open(copy, "wb") as file:

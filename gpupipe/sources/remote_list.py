@@ -17,6 +17,7 @@ from gpupipe.remote.counters import RemoteStats
 from gpupipe.remote.objects import Objects, ObjectsAhead
 from gpupipe.remote.reach import Reach
 from gpupipe.remote.store import shown
+from gpupipe.remote.transfer import read_file
 from gpupipe.sources.base import check_index, unreachable
 from gpupipe.sources.file_list import FileList
 from gpupipe.sources.labels import record_label
@@ -40,7 +41,7 @@ class RemoteList(FileList):
 
     def __init__(self, reach: Reach, *, root: str | os.PathLike[str] | None = None, **options: Any) -> None:
         store = reach.store
-        data = store.read(store.root, 0, None)
+        data = read_file(store, store.root)
         with tempfile.TemporaryDirectory(prefix="gpupipe-") as folder:
             copy = os.path.join(folder, f"list{os.path.splitext(store.root)[1]}")
             with open(copy, "wb") as file:
