@@ -22,6 +22,10 @@ _PACKAGES = {
     "numpy": "numpy",
     "pillow": "pillow",
     "numba": "numba",
+    "nvimgcodec": "nvidia-nvimgcodec-cu12",
+    "spdl": "spdl",
+    "webdataset": "webdataset",
+    "ffcv": "ffcv",
 }
 
 
@@ -123,4 +127,10 @@ def _gpu() -> str | None:
         import torch
     except ImportError:
         return None
-    return torch.cuda.get_device_name() if torch.cuda.is_available() else None
+    if not torch.cuda.is_available():
+        return None
+    try:
+        driver = Path("/proc/driver/nvidia/version").read_text().split("Module", 1)[1].split()[0]
+    except (OSError, IndexError):
+        driver = "unknown"
+    return f"{torch.cuda.get_device_name()}, driver {driver}, torch's CUDA {torch.version.cuda}"
