@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import platform
+import re
 import time
 from collections.abc import Callable, Mapping
 from importlib import metadata
@@ -130,7 +131,8 @@ def _gpu() -> str | None:
     if not torch.cuda.is_available():
         return None
     try:
-        driver = Path("/proc/driver/nvidia/version").read_text().split("Module", 1)[1].split()[0]
-    except (OSError, IndexError):
-        driver = "unknown"
-    return f"{torch.cuda.get_device_name()}, driver {driver}, torch's CUDA {torch.version.cuda}"
+        driver = re.search(r"\s(\d{3,}\.[\d.]+)\s", Path("/proc/driver/nvidia/version").read_text())
+    except OSError:
+        driver = None
+    version = "unknown" if driver is None else driver[1]
+    return f"{torch.cuda.get_device_name()}, driver {version}, torch's CUDA {torch.version.cuda}"
