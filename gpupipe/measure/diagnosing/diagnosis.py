@@ -10,7 +10,7 @@ from typing import Any
 
 from gpupipe.errors import ConfigError
 from gpupipe.measure.diagnosing.finding import Finding
-from gpupipe.measure.diagnosing.rules import LEAST_WAIT, RULES, described, waited_share
+from gpupipe.measure.diagnosing.rules import LEAST_WAIT, RULES, described, waited_overall
 from gpupipe.measure.watch import WatchReport
 from gpupipe.measure.watch_log import Log, read_log
 
@@ -73,7 +73,7 @@ def diagnose(*runs: str | os.PathLike[str] | WatchReport | Log) -> Diagnosis:
 
 def judged(logs: Sequence[Log]) -> Diagnosis:
     found = [finding for finding in (rule(logs) for rule in RULES) if finding is not None]
-    waited = min(max(waited_share(log) for log in logs), 0.999)
+    waited = min(max(waited_overall(log) for log in logs), 0.999)
     return Diagnosis(
         findings=tuple(sorted(found, key=lambda finding: -finding.share)),
         runs=tuple(described(log) for log in logs),

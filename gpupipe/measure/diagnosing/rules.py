@@ -64,6 +64,13 @@ def waited_share(log: Log) -> float:
     return float(wait.sum()) / total if total else 0.0
 
 
+def waited_overall(log: Log) -> float:
+    """The same with the beginnings of epochs, the first one's apart."""
+    wait, work = log.steps["wait_s"][WARM_UP_STEPS:], log.steps["step_s"][WARM_UP_STEPS:]
+    total = float(wait.sum() + work.sum())
+    return float(wait.sum()) / total if total else 0.0
+
+
 def _busy_cores(log: Log) -> float | None:
     """The share of the cores that this process and its children used, on average."""
     looks = log.resources
