@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import inspect
+import json
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -225,6 +226,16 @@ def _size(text: str) -> int:
     if not number.isdecimal() or len(number) > 18:
         raise argparse.ArgumentTypeError(f"{text!r} is no size like 1000000, 500M or 2G")
     return int(number) * int(1000**power)
+
+
+def _json_object(text: str) -> dict[str, Any]:
+    try:
+        found = json.loads(text)
+    except ValueError:
+        found = None
+    if not isinstance(found, dict):
+        raise argparse.ArgumentTypeError("it is no JSON object")  # what it is may be secret
+    return found
 
 
 # The commands
@@ -540,6 +551,66 @@ def _inspect(arguments: argparse.Namespace) -> int:
     )
     _show(found.to_json() if arguments.json else found.table())
     return OK if found.ok else NO
+
+
+@_command(
+    "cache",
+    "what is in a local cache; check it; empty it",
+    _argument("action", choices=("status", "verify", "clear"), help="what to do"),
+    _argument("folder", metavar="DIR", help="the cache: what was given as cache_dir="),
+    _argument("--json", action="store_true", help="print JSON instead of the summary"),
+)
+def _cache(arguments: argparse.Namespace) -> int:
+    """Look after the cache of remote data sets. Processes that use it may go on meanwhile.
+
+    status: how much is in it. verify: read every entry, and remove those whose bytes are not what was fetched; exit
+    status 1 if there were any. clear: remove all that no process has in use.
+    """
+    from gpupipe.cache import Cache
+
+    cache = Cache.existing(arguments.folder)
+    try:
+        if arguments.action == "verify":
+            from gpupipe.progress import progress_bar
+
+            with progress_bar(cache.status().entries, "verifying", show=_is_terminal(), unit="entry") as done:
+                check = cache.verify(done)
+            _show(check.to_json() if arguments.json else check.table())
+            return OK if check.ok else NO
+        status = cache.clear() if arguments.action == "clear" else cache.status()
+        _show(status.to_json() if arguments.json else status.table())
+    finally:
+        cache.close()
+    return OK
+
+
+@_command(
+    "stage",
+    "fetch a remote data set into the local cache, before training",
+    _argument("url", metavar="URL", help="a data set, such as s3://bucket/train/ or 's3://bucket/train-*.tar'"),
+    _argument("--cache-dir", required=True, metavar="DIR", help="where the cache is"),
+    _argument("--cache-bytes", metavar="SIZE", help="the most that it keeps, like 200GB (default: what the disk has)"),
+    _argument("--storage-options", type=_json_object, metavar="JSON", help="""to fsspec, such as '{"anon": true}'"""),
+    _argument("--label", metavar="EXT", help="the label's file in tar shards: cls, json:path, none (cls)"),
+)
+def _stage(arguments: argparse.Namespace) -> int:
+    """Fetch all of a data set into the cache, and say what that took. What is there already is not fetched again."""
+    from gpupipe.sources import open_source
+    from gpupipe.sources.remote import stage
+
+    names = ("cache_dir", "cache_bytes", "storage_options")
+    options = {name: getattr(arguments, name) for name in names if getattr(arguments, name) is not None}
+    if arguments.label is not None:
+        options["label"] = None if arguments.label == "none" else arguments.label
+    source = open_source(arguments.url, **options)
+    try:
+        stage(source, progress=_is_terminal())
+        stats = getattr(source, "cache_stats", None)
+        fetched = 0 if stats is None else stats.fetched_bytes
+        _show(f"{len(source)} records of {source.uri} are in {arguments.cache_dir}; {fetched:,} bytes were fetched")
+    finally:
+        source.close()
+    return OK
 
 
 @_command(
