@@ -255,13 +255,13 @@ class _Comparison:
                 case "jitter":
                     tolerance = tolerances.jitter(self.pair, self.recipe, strong=strong)
                 case "operation":
-                    tolerance = tolerances.operation(self.pair, self.recipe, strong=strong, decided=decided)
+                    tolerance = tolerances.operation(self.pair, self.recipe, strong=strong, decided=bool(decided))
                 case _:
                     same = stage.feed == "decoded"
                     tolerance = tolerances.chain(
-                        self.pair, self.recipe, strong=strong, same_pixels=same, decided=decided
+                        self.pair, self.recipe, strong=strong, same_pixels=same, decided=bool(decided)
                     )
-            variant = _variant(strong=strong and not tolerance.share, decided=bool(tolerance.share) and decided)
+            variant = decided if tolerance.share and decided else _variant(strong=strong)
             self._add(stage.name, variant, tolerance, backend[row], reference[row], record, draw)
         return reference
 
@@ -345,8 +345,8 @@ def _in_lsb(images: torch.Tensor, recipe: Recipe) -> F32:
     return found
 
 
-def _variant(*, strong: bool, decided: bool = False) -> str:
-    return "with a threshold" if decided else f"factor > {STRONG_FACTOR:g}" if strong else ""
+def _variant(*, strong: bool) -> str:
+    return f"factor > {STRONG_FACTOR:g}" if strong else ""
 
 
 def _why(error: RecordError) -> str:

@@ -41,7 +41,7 @@ class Row:
     mean_lsb: float
     bias_lsb: float
     excess_lsb: float
-    beyond_share: float
+    beyond_share: float = 0.0
     tolerance: Tolerance
     worst: tuple[Sample, ...]
 

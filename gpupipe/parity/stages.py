@@ -172,9 +172,17 @@ def strongest_factor(plan: Plan) -> npt.NDArray[np.float64]:
 _WITH_FACTOR = (Operation.BRIGHTNESS, Operation.CONTRAST, Operation.SATURATION, Operation.SHARPNESS)
 
 
-def decided(plan: Plan, row: int) -> bool:
-    """Whether an operation of this row can turn a rounding error into another picture, pixel by pixel."""
-    return any(isinstance(step, OperationRows) and decides(step, row) for step in plan.operations)
+def decided(plan: Plan, row: int) -> str:
+    """By which operation of this row a rounding error can turn into another picture, pixel by pixel; "" for none.
+
+    Each has rows of its own in the report: a share of all of them would hide what is wrong with one.
+    """
+    found = {
+        Operation(step.operation[row]).name.lower()
+        for step in plan.operations
+        if isinstance(step, OperationRows) and decides(step, row)
+    }
+    return found.pop() if len(found) == 1 else "several operations" if found else ""
 
 
 def kind(record: Record, header: Header) -> str:

@@ -1,5 +1,7 @@
 """The comparison: clean where nothing is wrong, and each fault is found in its own stage."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -10,11 +12,27 @@ from gpupipe.backends.base import Applied
 from gpupipe.errors import BackendError, ConfigError, DecodeError
 from gpupipe.parity import compare, stages
 from gpupipe.parity.report import Report
+from gpupipe.records import JitterRows, Operation, OperationRows
 from tests import images
 from tests.parity.conftest import FAULTS
 
 SIZE = 48
 JITTER = gp.Recipe.train(size=SIZE, jitter=(0.4, 0.4, 0.4, 0.1))
+# One of each kind: border, container, operations that decide and others, jitter and flip behind them, erasing.
+OPERATIONS = gp.Recipe(
+    steps=(
+        gp.Resize((44, 44)),
+        gp.RandomCrop(SIZE, padding=4, fill=0.5),
+        gp.RandomApply([gp.ColorJitter(0.4, hue=0.1)], p=0.8),
+        gp.GaussianBlur(3),
+        gp.TrivialAugmentWide(),
+        gp.ColorJitter(0.4, contrast=0.4),
+        gp.RandomHorizontalFlip(),
+        gp.GaussianBlur(5),
+        gp.Normalize(),
+        gp.RandomErasing(p=1.0),
+    )
+)
 
 
 def failing(report: Report) -> set[str]:
@@ -37,15 +55,29 @@ def named(report: Report) -> dict[str, compare.Row]:
         gp.Recipe.train(size=SIZE, output=gp.Output(dtype="bfloat16"), exif="apply"),
         gp.Recipe(steps=(gp.CenterCrop(SIZE),)),
         gp.Recipe(steps=(gp.Resize((SIZE, 40)), gp.RandomVerticalFlip(), gp.Grayscale())),
+        OPERATIONS,
+        replace(OPERATIONS, precision="uint8", output=gp.Output(dtype="float16")),
     ],
-    ids=["jitter", "eval", "bicubic", "uint8", "float16", "bfloat16 exif", "crop only", "grey only"],
+    ids=[
+        "jitter",
+        "eval",
+        "bicubic",
+        "uint8",
+        "float16",
+        "bfloat16 exif",
+        "crop only",
+        "grey only",
+        "ops",
+        "uint8 ops",
+    ],
 )
 def test_parity_torchvision_against_itself_passes(image_folder, recipe):
     report = gp.check_parity(image_folder, recipe, backend="torchvision", seeds=(0, 1))
     assert report.ok, report.table()
     assert all(row.max_lsb == 0 for row in report.rows if not row.variant.startswith("vs "))
     draws = 2 if any("Random" in type(step).__name__ for step in recipe.steps) else 1
-    assert {row.samples for row in report.rows if row.name == "whole chain"} == {15 * draws}
+    chain = [row.samples for row in report.rows if row.stage == "whole chain" and not row.variant.startswith("vs ")]
+    assert sum(chain) == 15 * draws
     assert sum(row.samples for row in report.rows if row.stage == "decode") == 15
 
 
@@ -58,6 +90,105 @@ def test_parity_fault_in_one_stage_fails_there_and_in_the_whole_chain(image_fold
     assert failing(report) == {stage, "whole chain"}
     assert any(failure.startswith(stage) for failure in report.failures)
     assert stage in report.table()
+
+
+def wrong_parameter(call, kind, change):
+    """Another parameter for one kind of operation."""
+    steps = []
+    for step in call.plan.operations:
+        if isinstance(step, OperationRows):
+            which = (step.operation == kind)[:, None]
+            step = replace(step, parameters=np.where(which, change(step.parameters), step.parameters))
+        steps.append(step)
+    return replace(call.plan, operations=tuple(steps))
+
+
+FEW_OPERATIONS = gp.Recipe(steps=(gp.CenterCrop(SIZE), gp.TrivialAugmentWide(), gp.GaussianBlur(3)))
+OPERATION_FAULTS = {
+    "sigma": ({"GaussianBlur"}, Operation.BLUR, lambda values: values * 1.02),
+    "brightness": ({"TrivialAugmentWide"}, Operation.BRIGHTNESS, lambda values: values + 0.002),
+    "threshold": ({"TrivialAugmentWide"}, Operation.SOLARIZE, lambda values: np.maximum(values - 2 / 255, 0)),
+    "angle": ({"TrivialAugmentWide"}, Operation.ROTATE, lambda values: values * [1.05, *[1] * 7]),
+}
+
+
+@pytest.mark.parametrize("name", OPERATION_FAULTS)
+def test_parity_fault_in_an_operation_fails_there_and_in_the_whole_chain(image_folder, faults, name):
+    stages_with_it, kind, change = OPERATION_FAULTS[name]
+    faults["plan"] = lambda call: wrong_parameter(call, kind, change)
+    report = gp.check_parity(image_folder, FEW_OPERATIONS, backend="faulty", limit=6, seeds=range(5))
+    assert failing(report) == {*stages_with_it, "whole chain"}, report.table()
+
+
+def test_parity_fault_in_jitter_among_operations_fails_there(image_folder, faults):
+    def backwards(call):
+        steps = tuple(
+            replace(step, order=step.order[:, ::-1].copy()) if isinstance(step, JitterRows) else step
+            for step in call.plan.operations
+        )
+        return replace(call.plan, operations=steps)
+
+    faults["plan"] = backwards
+    report = gp.check_parity(image_folder, OPERATIONS, backend="faulty", limit=4)
+    assert failing(report) == {"RandomApply(ColorJitter)", "ColorJitter", "whole chain"}, report.table()
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_parity_fault_in_erasing_fails_there_and_in_the_whole_chain(image_folder, faults, dtype):
+    def one_pixel_lower(call):
+        erasing = tuple(replace(step, box=step.box + np.array([1, 0, 0, 0], np.int32)) for step in call.plan.erasing)
+        return replace(call.plan, erasing=erasing)
+
+    faults["plan"] = one_pixel_lower
+    report = gp.check_parity(
+        image_folder, replace(OPERATIONS, output=gp.Output(dtype=dtype)), backend="faulty", limit=4
+    )
+    assert failing(report) == {"erase", "whole chain"}, report.table()
+
+
+def test_parity_operations_with_a_threshold_have_rows_of_their_own(image_folder):
+    report = gp.check_parity(image_folder, FEW_OPERATIONS, backend="torchvision", limit=6, seeds=range(5))
+    rows = [row for row in report.rows if row.stage == "TrivialAugmentWide"]
+    assert {"", "affine", "rotate", "posterize", "solarize"} <= {row.variant for row in rows}
+    assert sum(row.samples for row in rows) == 30
+    assert all(bool(row.tolerance.share) == (row.variant not in ("", "factor > 1.8")) for row in rows)
+
+
+def test_parity_share_beyond_the_bound_is_judged_and_shown(image_folder, faults):
+    """0.1 % of the values may be anything where an operation has a threshold; a few more fail, and NaN always."""
+    recipe = gp.Recipe(steps=(gp.CenterCrop(40), gp.RandomPosterize(4, p=1.0)))
+
+    def wrong_pixels(call, count=0, value=1.0):
+        flat = call.applied.images.flatten(1)
+        flat[:, :count] = value - flat[:, :count].round()  # 0 becomes 1, and 1 becomes 0
+        return call.applied
+
+    def posterized(count, value=1.0):
+        faults["result"] = lambda call: wrong_pixels(call, count, value)
+        report = gp.check_parity(image_folder, recipe, backend="faulty")
+        return report, named(report)["RandomPosterize posterize"]
+
+    _, row = posterized(4)
+    assert row.verdict == "ok"
+    assert row.beyond_share == pytest.approx(4 / 4800)
+    assert row.max_lsb > 100
+    report, row = posterized(6)
+    assert row.verdict == "FAIL"
+    assert any("0.12% of the values beyond" in failure for failure in report.failures), report.failures
+    assert "0.02 but for 0.1%" in report.table()
+    assert posterized(1, float("nan"))[1].verdict == "FAIL"
+
+
+def test_parity_own_functions_and_mixing_are_left_out(image_folder):
+    recipe = OPERATIONS.then(lambda images: images * 0, name="black")
+    report = gp.check_parity(
+        image_folder,
+        replace(recipe, mix=gp.Mix(choices=(gp.MixUp(0.2),), num_classes=3)),
+        backend="torchvision",
+        limit=2,
+    )
+    assert report.ok, report.table()
+    assert report.recipe.functions
 
 
 def test_parity_wrapped_backend_without_a_fault_passes(image_folder, faults):

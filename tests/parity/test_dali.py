@@ -1,5 +1,6 @@
 """DALI's CPU operators against torchvision: the two real backends agree, and faults in one of them are found."""
 
+import dataclasses
 import importlib.util
 from types import SimpleNamespace
 
@@ -8,7 +9,8 @@ from torchvision.transforms.v2 import functional as F
 
 import gpupipe as gp
 from gpupipe import backends, decode
-from gpupipe.backends import operators, torchvision_cpu
+from gpupipe.backends import batch_operators, operators, torchvision_cpu
+from gpupipe.records import Operation
 
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("nvidia") is None or importlib.util.find_spec("nvidia.dali") is None,
@@ -69,6 +71,47 @@ def test_parity_fault_in_a_backend_is_found_in_its_stage(image_folder, monkeypat
     found = {row.stage for row in report.rows if row.verdict == "FAIL" and not row.variant.startswith("vs ")}
     # Pixels without Normalize pass through normalize(0, 1) too: its fault shows wherever torchvision finishes a batch.
     assert found == ({stage, "whole chain"} if stage != "normalise" else {"resize", "jitter", stage, "whole chain"})
+
+
+AUGMENT = gp.Recipe(
+    steps=(
+        gp.RandomResizedCrop(48),
+        gp.RandomHorizontalFlip(),
+        gp.RandAugment(magnitude=12),
+        gp.GaussianBlur(5),
+        gp.Normalize(),
+        gp.RandomErasing(p=1.0, value="pixels"),
+    )
+)
+
+
+@pytest.mark.parametrize("precision", ["float32", "uint8"])
+def test_parity_dali_with_operations_passes(image_folder, precision):
+    recipe = dataclasses.replace(AUGMENT, precision=precision)
+    report = gp.check_parity(image_folder, recipe, backend="dali:cpu", limit=8, seeds=(0, 1))
+    assert report.ok, report.table()
+    judged = {row.stage for row in report.rows if row.verdict == "ok"}
+    assert {"RandAugment", "GaussianBlur", "erase"} <= judged
+
+
+@pytest.mark.parametrize(
+    ("name", "stage"),
+    [("_equalize", "RandAugment"), ("_affine_matrices", "RandAugment"), ("_blur_weights", "GaussianBlur")],
+)
+@pytest.mark.parametrize("precision", ["float32", "uint8"])
+def test_parity_fault_in_an_operation_of_dali_is_found_in_its_stage(image_folder, monkeypatch, name, stage, precision):
+    right = getattr(batch_operators, name)
+    wrong = {
+        "_equalize": lambda images, values: right(images, values).flip(2),
+        "_affine_matrices": lambda moves, height, width: right(moves, height, width) * 1.02,
+        "_blur_weights": lambda sigma, kernel_size: right(sigma * 1.05, kernel_size),
+    }[name]
+    monkeypatch.setattr(batch_operators, name, wrong)
+    monkeypatch.setitem(batch_operators._WITHOUT_NUMBERS, Operation.EQUALIZE, batch_operators._equalize)
+    recipe = dataclasses.replace(AUGMENT, precision=precision)
+    report = gp.check_parity(image_folder, recipe, backend="dali:cpu", limit=8, seeds=(0, 1))
+    found = {row.stage for row in report.rows if row.verdict == "FAIL" and not row.variant.startswith("vs ")}
+    assert found == ({stage, "whole chain"} if precision == "float32" else {stage})
 
 
 def test_parity_dali_real_photos_pass(photos_dir):

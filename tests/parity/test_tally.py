@@ -60,6 +60,26 @@ def test_tally_allowed_is_taken_off_what_is_judged():
     assert (tally.max_lsb, tally.excess_lsb) == (2.0, 1.0)
 
 
+def test_tally_counts_what_is_beyond_the_bound():
+    tally = Tally()
+    backend = np.zeros((1, 10, 3))
+    backend[0, :4, 0] = (1.0, 2.0, 3.0, np.nan)
+    allowed = np.zeros((1, 10, 3), np.float32)
+    allowed[0, 2] = 1.5
+    tally.add(
+        *(values.astype(np.float32) for values in (backend, np.zeros_like(backend))),
+        allowed=allowed,
+        bound=1.5,
+        key="k",
+        index=0,
+        seed=0,
+        epoch=0,
+    )
+    assert tally.beyond == 2  # 2.0, and what is no number; 3.0 is allowed 1.5 more
+    assert tally.beyond_share == 2 / 30
+    assert Tally().beyond_share == 0
+
+
 @pytest.mark.parametrize(("row", "column"), [(0, 0), (999, 0), (500, 700), (0, 1199), (999, 1199)])
 def test_tally_large_picture_keeps_the_part_around_the_worst(row, column):
     reference = np.zeros((1000, 1200, 3))

@@ -1,10 +1,14 @@
 """The bounds are those of the parity table."""
 
+from dataclasses import replace
+
+import numpy as np
 import pytest
 
 import gpupipe as gp
 from gpupipe.parity import tolerances
 from gpupipe.parity.tolerances import Pair
+from gpupipe.records import PARAMETERS, Operation, OperationRows
 
 CPU = Pair(backend="dali", reference="torchvision")
 GPU = Pair(backend="dali", reference="torchvision", gpu=True, gpu_decode=True)
@@ -18,6 +22,9 @@ UINT8 = gp.Recipe.train(precision="uint8")
 UINT8_JITTER = gp.Recipe.train(precision="uint8", jitter=(0.4, 0.4, 0.4, 0.1))
 GREY = gp.Recipe(steps=(gp.RandomResizedCrop(8), gp.Grayscale()))
 CROP = gp.Recipe(steps=(gp.CenterCrop(8),))
+AUGMENT = gp.Recipe(steps=(gp.RandomResizedCrop(8), gp.TrivialAugmentWide(), gp.Normalize(), gp.RandomErasing()))
+UINT8_AUGMENT = replace(AUGMENT, precision="uint8")
+NUMBA = Pair(backend="numba", reference="torchvision")
 
 
 @pytest.mark.parametrize(
@@ -112,14 +119,73 @@ def test_today_tolerance(pair, recipe, pil, uint8):
     assert tolerances.today(pair, recipe, "uint8", strong=False).max_lsb == uint8
 
 
+@pytest.mark.parametrize(
+    ("pair", "recipe", "strong", "decided", "bound", "share"),
+    [
+        (CPU, AUGMENT, False, False, 0.02, 0),
+        (CPU, AUGMENT, True, False, 0.05, 0),
+        (CPU, AUGMENT, False, True, 0.02, 1e-3),
+        (NUMBA, AUGMENT, False, True, 0.02, 1e-3),
+        (GPU, AUGMENT, False, False, 0.05, 0),
+        (GPU, AUGMENT, True, True, 0.1, 1e-3),
+        (CPU, UINT8_AUGMENT, False, True, 0, 1e-3),
+        (GPU, UINT8_AUGMENT, False, False, 1, 1e-3),
+        (NUMBA, UINT8_AUGMENT, True, True, 0, 0),
+    ],
+)
+def test_operation_tolerance(pair, recipe, strong, decided, bound, share):
+    found = tolerances.operation(pair, recipe, strong=strong, decided=decided)
+    assert (found.max_lsb, found.share) == (bound, share)
+
+
+@pytest.mark.parametrize(
+    ("pair", "recipe", "decided", "bound", "share"),
+    [
+        (CPU, AUGMENT, False, 0.05, 0),
+        (CPU, AUGMENT, True, 0.1, 1e-3),
+        (NUMBA, AUGMENT, True, 0.1, 1e-3),
+        (CPU, UINT8_AUGMENT, True, None, 0),
+        (NUMBA, UINT8_AUGMENT, True, 0, 0),
+    ],
+)
+def test_chain_tolerance_with_operations(pair, recipe, decided, bound, share):
+    found = tolerances.chain(pair, recipe, strong=False, same_pixels=False, decided=decided)
+    assert (found.max_lsb, found.share) == (bound, share)
+
+
+def test_today_tolerance_with_operations():
+    for pair, recipe, bound in ((CPU, AUGMENT, None), (CPU, UINT8_AUGMENT, None), (NUMBA, UINT8_AUGMENT, 0)):
+        assert tolerances.today(pair, recipe, "uint8", strong=False).max_lsb == bound
+        assert tolerances.today(pair, recipe, "PIL", strong=False).max_lsb is None
+
+
+@pytest.mark.parametrize(
+    ("operation", "interpolation", "decided"),
+    [
+        (Operation.POSTERIZE, "nearest", True),
+        (Operation.SOLARIZE, "nearest", True),
+        (Operation.EQUALIZE, "bilinear", True),
+        (Operation.AFFINE, "nearest", True),
+        (Operation.ROTATE, "bilinear", False),
+        (Operation.BLUR, "nearest", False),
+        (Operation.NONE, "nearest", False),
+    ],
+)
+def test_operations_that_decide(operation, interpolation, decided):
+    step = OperationRows(np.full(1, operation, np.uint8), np.zeros((1, PARAMETERS)), interpolation=interpolation)
+    assert tolerances.decides(step, 0) == decided
+
+
 def test_every_tolerance_says_why():
-    recipes = (TRAIN, JITTER, BICUBIC, UINT8, UINT8_JITTER, CROP)
+    recipes = (TRAIN, JITTER, BICUBIC, UINT8, UINT8_JITTER, CROP, AUGMENT, UINT8_AUGMENT)
     for pair in (CPU, GPU, GPU_CPU_DECODE, TORCHVISION):
         for recipe in recipes:
             for strong in (False, True):
                 for found in (
                     tolerances.resize(pair, recipe),
                     tolerances.jitter(pair, recipe, strong=strong),
+                    tolerances.operation(pair, recipe, strong=strong, decided=strong),
+                    tolerances.erase(recipe),
                     tolerances.chain(pair, recipe, strong=strong, same_pixels=strong),
                     tolerances.today(pair, recipe, "PIL", strong=strong),
                     tolerances.today(pair, recipe, "uint8", strong=strong),

@@ -10,15 +10,20 @@ import pytest
 from gpupipe import (
     CenterCrop,
     ColorJitter,
+    GaussianBlur,
     Grayscale,
     Normalize,
     Output,
+    RandomCrop,
+    RandomEqualize,
+    RandomErasing,
     RandomGrayscale,
     RandomHorizontalFlip,
     RandomResizedCrop,
     RandomVerticalFlip,
     Recipe,
     Resize,
+    TrivialAugmentWide,
 )
 from gpupipe.backends.dali import graph
 from gpupipe.backends.dali.feed import Feed
@@ -37,6 +42,10 @@ STEPS = {
     "hue": (RandomResizedCrop(32), ColorJitter(hue=0.1)),
     "colour zoo": (CenterCrop(32), RandomGrayscale(0.5), JITTER, Grayscale(), ColorJitter(hue=0.1, contrast=1)),
     "eval": (Resize(40), CenterCrop(32), Normalize()),
+    "operations": (RandomResizedCrop(32), TrivialAugmentWide(), GaussianBlur(3), Normalize(), RandomErasing()),
+    "jitter and operations": (RandomResizedCrop(32), JITTER, RandomEqualize(), JITTER, Normalize()),
+    "border": (Resize(40), RandomCrop(32, padding=4, fill=0.5), Normalize()),
+    "erasing": (RandomResizedCrop(32), Normalize(), RandomErasing(value="pixels")),
     "eval bicubic": (Resize((32, 32), interpolation="bicubic"), RandomVerticalFlip(), Normalize()),
 }
 
