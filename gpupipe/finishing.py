@@ -37,8 +37,9 @@ class Finisher:
 
     def submit(self, batch: Planned) -> BatchFuture:
         """The batch with its last steps done; as it came from the backend where a row of it is bad, to be repaired."""
-        finished = BatchFuture()
-        finished.add_done_callback(lambda _: batch.future.cancel() if finished.cancelled() else None)
+        finished, source = BatchFuture(), batch.future
+        # Must not hold `finished`, which would keep the batch until the garbage collector comes.
+        finished.add_done_callback(lambda future: source.cancel() if future.cancelled() else None)
         self._tasks.put((batch, finished))
         return finished
 

@@ -1,7 +1,9 @@
 """Functions of people's own on finished batches: where they run, what they see, and what happens when they fail."""
 
+import gc
 import threading
 import time
+import weakref
 from dataclasses import replace
 
 import pytest
@@ -206,3 +208,21 @@ def test_state_of_another_function_is_refused(image_folder):
     with loader(image_folder, RECIPE.then(one_more), "torchvision", batch_size=2) as each:
         with pytest.raises(StateError, match=r"functions.*doubled.*one_more"):
             each.load_state_dict(state)
+
+
+@each_backend
+def test_batch_is_freed_once_it_is_dropped(backend, image_folder):
+    mixed = replace(RECIPE.then(doubled), mix=gp.MixUp())
+    for recipe in (mixed, gp.Views(RECIPE, RECIPE.then(doubled))):
+        with loader(image_folder, recipe, backend, batch_size=4) as each:
+            batches = iter(each)
+            gc.collect()
+            gc.disable()
+            try:
+                images, _ = next(batches)
+                held = [weakref.ref(view) for view in (images if isinstance(images, tuple) else (images,))]
+                del images
+                next(batches)
+                assert [ref() is None for ref in held] == [True] * len(held)
+            finally:
+                gc.enable()

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
-from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 
 import numpy as np
+import torch
 
 from gpupipe.backends.base import Applied, Backend, Plans
 from gpupipe.backends.batch_memory import BatchFuture
@@ -55,29 +56,29 @@ class SideBySide:
             raise BackendError(f"the {self.name} backend is closed: make a new one", backend=self.name, stage="submit")
         job = _Job(self.name, records, headers, self._backends, plans)
         self._unfinished.add(job)
-        job.future.add_done_callback(lambda _: self._unfinished.discard(job))
+        job.add_done_callback(self._unfinished.discard)
         if self._decoders is None:
             job.apply()
         else:
             for row in range(len(records)):
                 self._decoders.submit(job.decode, row, self._views.exif)
         if self._closed:
-            job.future.cancel()
-        return job.future
+            job.cancel()
+        return job
 
     def close(self) -> None:
         """See `Backend.close`."""
         self._closed = True
         for job in list(self._unfinished):
-            job.future.cancel()
+            job.cancel()
         if self._decoders is not None:
             self._decoders.shutdown(wait=False, cancel_futures=True)
         for backend in self._backends:
             backend.close()
 
 
-class _Job:
-    """A batch in work."""
+class _Job(BatchFuture):
+    """A batch in work, whose views are put together by whoever asks for it: in that thread and on its stream."""
 
     def __init__(
         self,
@@ -87,20 +88,48 @@ class _Job:
         backends: Sequence[Backend],
         plans: Sequence[Plan],
     ) -> None:
+        super().__init__()
         self._name, self._backends, self._plans = name, backends, plans
         self._records, self._headers = list(records), list(headers)
         self._errors: dict[int, DecodeError] = {}
         self._views: list[Future[Applied]] = []
         self._lock = threading.Lock()
         self._left = len(self._records)
-        self.future = BatchFuture()
-        self.future.add_done_callback(self._stop)
+        self._asked = threading.Lock()
+        self._made: Applied | None = None
+
+    def cancel(self) -> bool:
+        """See `Future.cancel`; cancels each view."""
+        cancelled = super().cancel()
+        if cancelled:
+            for view in self._views:
+                view.cancel()
+        return cancelled
+
+    def result(self, timeout: float | None = None) -> Applied:
+        """See `BatchFuture.result`."""
+        Future.result(self, timeout)
+        with self._asked:
+            if self._made is None:
+                self._made = self._together()
+            return self._made
+
+    def _together(self) -> Applied:
+        made = [view.result() for view in self._views]
+        self._views = []  # each holds this batch, and so all of them, until the garbage collector comes
+        errors = dict(self._errors)
+        for each in made:
+            errors |= {row: error for row, error in each.errors.items() if row not in errors}
+        for each in made:
+            for row in errors:
+                each.images[row].zero_()
+        return Applied(made[0].images, errors, tuple(each.images for each in made[1:]))
 
     def decode(self, row: int, exif: Exif) -> None:
         """Decode one row; the last one to be done hands the batch on."""
         record, header = self._records[row], self._headers[row]
         try:
-            if not self.future.done():
+            if not self.done():
                 self._records[row], self._headers[row] = decoded(record, header, exif)
         except DecodeError as error:
             self._errors[row] = condemned(error, record, self._name)
@@ -113,7 +142,7 @@ class _Job:
 
     def apply(self) -> None:
         """Let each backend make its view."""
-        if self.future.done():
+        if self.done():
             return
         self._left = len(self._backends)
         try:
@@ -132,23 +161,15 @@ class _Job:
             return self._left == 0
 
     def _finish(self) -> None:
-        try:
-            # Not BatchFuture's `result`: which stream uses the images is known to whoever asks this job's future.
-            first, *others = [Future.result(view) for view in self._views]
-        except CancelledError:
-            self.future.cancel()
+        self._records, self._headers = [], []  # the pixels of whole images
+        if any(view.cancelled() for view in self._views):
+            self.cancel()
             return
-        except BaseException as error:
+        error = next((view.exception() for view in self._views if view.exception() is not None), None)
+        if error is not None:
             self._fail(error)
-            return
-        errors = {**first.errors, **self._errors}
-        for other in others:
-            errors |= {row: error for row, error in other.errors.items() if row not in errors}
-        for images in (first.images, *(other.images for other in others)):
-            for row in errors:
-                images[row].zero_()
-        if self._settle():
-            self.future.set_result(Applied(first.images, errors, tuple(other.images for other in others)))
+        elif self._settle():
+            self.set_result(Applied(torch.empty(0)))  # a mark; see `result`
 
     def _fail(self, error: BaseException) -> None:
         if not isinstance(error, BackendError):
@@ -156,14 +177,10 @@ class _Job:
             error = BackendError(f"the {self._name} backend failed: {cause!r}", backend=self._name, stage="views")
             error.__cause__ = cause
         if self._settle():
-            self.future.set_exception(error)
+            self._views = []
+            self.set_exception(error)
 
     def _settle(self) -> bool:
         """Whether the caller may, and must, set the future: true once at most."""
         with self._lock:
-            return not self.future.running() and not self.future.done() and self.future.set_running_or_notify_cancel()
-
-    def _stop(self, future: Future[Applied]) -> None:
-        if future.cancelled():
-            for view in self._views:
-                view.cancel()
+            return not self.running() and not self.done() and self.set_running_or_notify_cancel()
