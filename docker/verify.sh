@@ -183,7 +183,7 @@ for kind in $IMAGES; do
             not_verified+=("what the GPU image does without a GPU: there is one")
         else
             grep -m 1 '^failed *GPU' "$VERIFY_ROOT/selfcheck-gpu.log" || fail "selfcheck --gpu failed for another reason"
-            if inside "$container" python -m pytest -p no:cacheprovider -q -n 0 -m gpu -x tests \
+            if inside "$container" python -m pytest -p no:cacheprovider -q -n 0 -x tests/test_loader_gpu.py \
                 > "$VERIFY_ROOT/pytest-gpu.log" 2>&1; then
                 fail "tests that need a GPU passed without one"
             fi
