@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from gpupipe.inspection import Inspection as Inspection
     from gpupipe.inspection import inspect_source as inspect_source
     from gpupipe.loader import Loader as Loader
+    from gpupipe.loader import LoaderStats as LoaderStats
     from gpupipe.measure.bench import BenchReport as BenchReport
     from gpupipe.measure.bench import bench as bench
     from gpupipe.measure.diagnosing import Diagnosis as Diagnosis
@@ -130,6 +131,7 @@ _PUBLIC = {
     "Keep": "gpupipe.collating.kinds",
     "LengthBuckets": "gpupipe.sampling.length",
     "Loader": "gpupipe.loader",
+    "LoaderStats": "gpupipe.loader",
     "Mix": "gpupipe.steps",
     "MixUp": "gpupipe.steps",
     "Normalize": "gpupipe.steps",

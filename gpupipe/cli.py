@@ -539,16 +539,21 @@ def _index(arguments: argparse.Namespace) -> int:
     "say what is in a data set; exit status 1 if records are unreadable or keys repeated",
     _argument("target", metavar="TARGET", help="anything that opens"),
     _argument("--decode", action="store_true", help="decode every image, which finds damage behind the headers"),
+    _argument("--cache-dir", metavar="DIR", help="for URLs and compressed tar shards: where the cache is"),
     _argument("--threads", type=int, metavar="N", help="default: as suits this machine"),
     _argument("--json", action="store_true", help="print JSON instead of the tables"),
 )
 def _inspect(arguments: argparse.Namespace) -> int:
     """Read every record of a data set: counts, classes, sizes, formats, and what is wrong."""
     from gpupipe.inspection import inspect_source
+    from gpupipe.sources import open_source
 
-    found = inspect_source(
-        arguments.target, decode=arguments.decode, threads=arguments.threads, progress=_is_terminal()
-    )
+    options = {} if arguments.cache_dir is None else {"cache_dir": arguments.cache_dir}
+    source = open_source(arguments.target, **options)
+    try:
+        found = inspect_source(source, decode=arguments.decode, threads=arguments.threads, progress=_is_terminal())
+    finally:
+        source.close()
     _show(found.to_json() if arguments.json else found.table())
     return OK if found.ok else NO
 

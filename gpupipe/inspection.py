@@ -108,6 +108,7 @@ class Inspection:
         native: How many are decoded by the native JPEG decoders; all other images by Pillow, but for pixels.
         repeated_keys: Key -> records that have it, where these are several.
         bad: In order.
+        notes: How the data set is stored, where that is worth a word: compressed shards, and what they cost.
     """
 
     uri: str
@@ -127,6 +128,7 @@ class Inspection:
     native: int
     repeated_keys: Mapping[str, int]
     bad: tuple[BadRecord, ...]
+    notes: tuple[str, ...] = ()
 
     @property
     def ok(self) -> bool:
@@ -140,6 +142,7 @@ class Inspection:
     def table(self) -> str:
         """The same, to read."""
         lines = [_printable(self.uri), f"{self.records} records, {_size(self.total_bytes)}; labels: {self.labels}"]
+        lines += self.notes
         if self.columns:
             lines.append(f"columns: {', '.join(self.columns)}")
         lines += self._class_lines()
@@ -369,6 +372,7 @@ class _Tally:
             native=self._native,
             repeated_keys=self._repeated_keys(),
             bad=tuple(self._bad),
+            notes=tuple(getattr(self._source, "notes", ())),
         )
 
     def _repeated_keys(self) -> dict[str, int]:

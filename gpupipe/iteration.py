@@ -54,6 +54,7 @@ class Iteration:
         self.batches = what.batches
         self.last_cost: BatchCost | None = None  # of the batch delivered last
         self.delivered_batches = 0
+        self.wait_s = self.longest_wait_s = 0.0
         self._feed = _Feed(what)
 
     @property
@@ -79,6 +80,7 @@ class Iteration:
         """
         if self.finished or self._feed.stopping.is_set():
             raise StopIteration
+        began = time.perf_counter()
         try:
             found = self._feed.take()
             if isinstance(found, BaseException):
@@ -92,6 +94,7 @@ class Iteration:
                 finished = replace(finished, views=last_steps(self._pass, finished))
             else:
                 finished = found.finished(applied.views)  # with its last steps done
+            waited_s = time.perf_counter() - began
             batch = finish(finished)
         except BaseException as error:
             stopped = self._feed.stopping.is_set()
@@ -101,6 +104,8 @@ class Iteration:
             raise
         self._feed.delivered()
         self.delivered_batches += 1
+        self.wait_s += waited_s
+        self.longest_wait_s = max(self.longest_wait_s, waited_s)
         self._pass.bad.rows += len(found.records)
         self._pass.bad.decoded_by_pillow += found.by_pillow
         self.last_cost = found.cost

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -21,6 +21,7 @@ from gpupipe.fields import Fields
 from gpupipe.iteration import Iteration
 from gpupipe.passes import BatchCost, Pass
 from gpupipe.recipe import Recipe
+from gpupipe.remote.counters import RemoteStats
 from gpupipe.rng import check_seed
 from gpupipe.sampling.choose import choose_ordering
 from gpupipe.sampling.orders import EpochOrder, mismatch
@@ -41,6 +42,22 @@ MAX_BATCH_SIZE = 2**31 - 1
 MAX_EPOCH = 2**63 - 1
 
 Config = TypeVar("Config", Sharding, Options)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LoaderStats:
+    """What a Loader has done.
+
+    Attributes:
+        batches: Delivered in the epoch that was begun last.
+        wait_s, longest_wait_s: How long `next` waited for them, added up and at most.
+        cache: Of a source in a remote store: what it has counted in this process since it was opened; else None.
+    """
+
+    batches: int
+    wait_s: float
+    longest_wait_s: float
+    cache: RemoteStats | None
 
 
 class Loader:
@@ -310,6 +327,17 @@ class Loader:
         if self._begun and self._iteration is not None:
             return self._iteration.batches - self._iteration.delivered_batches
         return self._count_batches(self._start)
+
+    @property
+    def stats(self) -> LoaderStats:
+        """What the epoch that was begun last has cost so far, and what reading from a remote store has."""
+        now = self._iteration
+        return LoaderStats(
+            batches=0 if now is None else now.delivered_batches,
+            wait_s=0.0 if now is None else now.wait_s,
+            longest_wait_s=0.0 if now is None else now.longest_wait_s,
+            cache=getattr(self._source, "cache_stats", None),
+        )
 
     @property
     def errors(self) -> BadSamples:

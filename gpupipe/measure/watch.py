@@ -20,6 +20,7 @@ from gpupipe.errors import ConfigError, SourceError
 from gpupipe.measure.gauges import Meter, held_by_type, memory_limit_bytes
 from gpupipe.measure.watch_log import VERSION, Log, log_of
 from gpupipe.parallel import usable_cores
+from gpupipe.remote.counters import RemoteStats
 from gpupipe.sampling.rank import find_ranks
 
 T = TypeVar("T")
@@ -30,6 +31,7 @@ Cost = Callable[[Any], "tuple[int | None, int | None]"]
 PERCENTILES = (50, 90, 99)
 JOIN_TIMEOUT_S = 5.0
 LOOKS_A_TRACE = 5
+REMOTE = "remote_"
 
 
 def watch(
@@ -132,6 +134,8 @@ class WatchReport:
         waited: The share of the time in which the loop waited for data, the first step of the first epoch apart.
         wait_ms, step_ms: Percentile -> milliseconds.
         samples_per_s: Over all.
+        remote: What a source in a remote store had counted at the last look, named as in `gpupipe.RemoteStats`; else
+            empty.
         log: Everything, as `gpupipe.diagnose` takes it.
     """
 
@@ -143,6 +147,7 @@ class WatchReport:
     wait_ms: dict[str, float]
     step_ms: dict[str, float]
     samples_per_s: float
+    remote: dict[str, float]
     log: Log
 
     def __str__(self) -> str:
@@ -154,6 +159,7 @@ class WatchReport:
             f"{self.steps} steps in {self.epochs} epochs, {self.seconds:.1f} s, {self.samples_per_s:.0f} samples/s; "
             f"waited for data {100 * self.waited:.1f} % of the time; "
             f"wait {row(self.wait_ms)} ms, step {row(self.step_ms)} ms ({shares} %)"
+            + "".join(f"; {name} {value:g}" for name, value in self.remote.items() if value)
         )
 
 
@@ -192,6 +198,7 @@ class Watch:
         self._lock = threading.Lock()
         self._file = None if log is None else _opened(Path(os.fspath(log).replace("{rank}", str(self._ranks.rank))))
         self._meter: Meter | None = None
+        self._stats: Callable[[], Any] = lambda: None
         self._thread: threading.Thread | None = None
         self._closing = threading.Event()
         self._resources_s = float(resources_s)
@@ -250,6 +257,7 @@ class Watch:
         if self._thread is not None:
             self._thread.join(JOIN_TIMEOUT_S)
         if self._events:
+            self._look()
             self._write({"event": "end", "t": time.perf_counter() - self._start})
         if self._file is not None:
             self._file.close()
@@ -269,7 +277,7 @@ class Watch:
         if self._events:
             return
         gpu = _gpu(loader)
-        self._meter = Meter(gpu)
+        self._meter, self._stats = Meter(gpu), lambda: getattr(loader, "stats", None)
         self._write(
             {
                 "event": "begin",
@@ -316,6 +324,9 @@ class Watch:
     def _look(self) -> None:
         assert self._meter is not None
         known = {name: value for name, value in asdict(self._meter.look()).items() if value is not None}
+        remote = getattr(self._stats(), "cache", None)
+        if isinstance(remote, RemoteStats):
+            known |= {f"{REMOTE}{name}": value for name, value in asdict(remote).items()}
         self._write({"event": "resources", "t": time.perf_counter() - self._start, **known})
         if self._trace_memory and self._looks % LOOKS_A_TRACE == 0:
             self._write({"event": "types", "t": time.perf_counter() - self._start, "bytes": held_by_type()})
@@ -353,6 +364,11 @@ def report_of(log: Log) -> WatchReport:
         wait_ms=percentiles(wait),
         step_ms=percentiles(work),
         samples_per_s=samples / seconds if seconds else 0.0,
+        remote={
+            name.removeprefix(REMOTE): float(values[-1])
+            for name, values in log.resources.items()
+            if name.startswith(REMOTE)
+        },
         log=log,
     )
 

@@ -2,7 +2,7 @@
 
 begin:     once: who wrote it, where, and how the loader is set up
 step:      one a step: epoch, step, wait_s, step_s, samples, bytes, pixels, tensor_bytes; t is the end of the wait
-resources: one a second or so: `gpupipe.measure.gauges.Gauges`
+resources: one a second or so: `gpupipe.measure.gauges.Gauges`; and remote_*, `gpupipe.RemoteStats`, if there is one
 types:     with trace_memory, now and then: the bytes that objects of each type hold
 end:       once, if the run got there
 
