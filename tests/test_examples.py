@@ -117,3 +117,11 @@ def test_text_in_buckets_has_less_padding(tmp_path):
     assert "160 paragraphs" in output
     plain, bucketed = (float(share) for share in re.findall(r"([\d.]+) % of all numbers are padding", output))
     assert bucketed < plain / 2
+
+
+def test_reference_recipe_trains_and_evaluates(data):
+    script = SCRIPT.parent / "reference.py"
+    more = ["--model", "mobilenet_v3_small", "--epochs", "2", "--batch-size", "8", "--backend", "torchvision"]
+    output = guarded([sys.executable, str(script), str(data), *more], env=ONE_THREAD)
+    assert "TrivialAugmentWide" in output
+    assert len(re.findall(r"epoch \d: loss [\d.]+, accuracy [01]\.\d+", output)) == 2
