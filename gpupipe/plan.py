@@ -348,6 +348,17 @@ def _random_corner(step: RandomCrop, numbers: F64, resized: I64, draws: Draws) -
                 value=tuple(resized[row].tolist()),
                 allowed=f"at least {step.size} with the border",
             )
+        if step.padding_mode in ("reflect", "symmetric") and len(missing):
+            shortest = int(resized[:, axis].argmin())
+            if resized[shortest, axis] <= max(before, after):
+                raise ConfigError(
+                    f"sample {draws.index[shortest]} is {resized[shortest, 0]} x {resized[shortest, 1]} pixels, too "
+                    f"small for a border of {step.padding} with padding_mode={step.padding_mode!r}: give less "
+                    'padding, padding_mode="edge", or put a Resize before it',
+                    field="sizes",
+                    value=tuple(resized[shortest].tolist()),
+                    allowed=f"sides of more than {max(before, after)} pixels",
+                )
         border = before + np.maximum(missing, 0)
         padded = resized[:, axis] + before + after + 2 * np.maximum(missing, 0)
         corners.append(np.floor(numbers[axis] * (padded - want + 1)).astype(np.int64) - border)

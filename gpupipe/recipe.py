@@ -23,6 +23,7 @@ from gpupipe.steps.colour import IMAGENET_MEAN, IMAGENET_STD, ColorJitter, Norma
 from gpupipe.steps.erasing import RandomErasing
 from gpupipe.steps.geometry import CenterCrop, RandomCrop, RandomHorizontalFlip, RandomResizedCrop, Resize
 from gpupipe.steps.mixing import Mix
+from gpupipe.steps.operations import GaussianBlur
 
 if TYPE_CHECKING:
     from torchvision.transforms import v2
@@ -166,6 +167,15 @@ class Recipe:
                 value=[type(step).__name__ for step in self.steps],
                 allowed="a last crop or resize to a fixed size",
             )
+        for leaf in leaves(self.steps):
+            if isinstance(leaf, GaussianBlur) and any(
+                kernel // 2 >= side for kernel, side in zip(leaf.kernel_size, self.output_size, strict=True)
+            ):
+                raise fail(
+                    "kernel_size",
+                    leaf.kernel_size,
+                    f"less than twice as large as the image, which is {self.output_size}",
+                )
 
     @classmethod
     def train(  # noqa: PLR0913 - torchvision's recipe, flat because people type it

@@ -19,21 +19,39 @@ from torchvision.transforms import InterpolationMode, v2
 from torchvision.transforms.v2 import functional as F
 
 from gpupipe import convert
+from gpupipe.backends.erasing import erase
 from gpupipe.convert import from_torchvision, notes, to_torchvision
 from gpupipe.errors import ConfigError
 from gpupipe.plan import make_plan
 from gpupipe.recipe import Output, Recipe
 from gpupipe.records import JitterRows, Plan
 from gpupipe.steps import (
+    AutoAugment,
     CenterCrop,
     ColorJitter,
+    GaussianBlur,
     Grayscale,
+    MixUp,
     Normalize,
+    RandAugment,
+    RandomAdjustSharpness,
+    RandomAffine,
+    RandomApply,
+    RandomAutocontrast,
+    RandomChoice,
+    RandomCrop,
+    RandomEqualize,
+    RandomErasing,
     RandomGrayscale,
     RandomHorizontalFlip,
+    RandomInvert,
+    RandomPosterize,
     RandomResizedCrop,
+    RandomRotation,
+    RandomSolarize,
     RandomVerticalFlip,
     Resize,
+    TrivialAugmentWide,
 )
 from tests import images
 from tests.recipes import recipes
@@ -41,6 +59,7 @@ from tests.recipes import recipes
 BOTH = pytest.mark.parametrize("t", [v1, v2], ids=["v1", "v2"])
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 CROP, FLIP, NORMAL = RandomResizedCrop(224), RandomHorizontalFlip(), Normalize()
+CENTER = CenterCrop(32)
 
 TO_FLOAT = v2.ToDtype(torch.float32, scale=True)
 # Ways from PIL to float tensors; each gives one list of transforms.
@@ -1029,9 +1048,8 @@ def test_preset_equals_the_recipe_within_the_note(name):
 
 @given(recipes)
 def test_to_torchvision_any_recipe_without_chance_equals_the_plan(recipe):
-    steps = tuple(
-        step for step in recipe.steps if not isinstance(step, RandomResizedCrop | ColorJitter | RandomGrayscale)
-    )
+    certain = (Resize, CenterCrop, RandomHorizontalFlip, RandomVerticalFlip, Grayscale, Normalize)
+    steps = tuple(step for step in recipe.steps if isinstance(step, certain))
     steps = tuple(type(s)(round(s.p)) if isinstance(s, RandomHorizontalFlip | RandomVerticalFlip) else s for s in steps)
     if not any(isinstance(step, Resize | CenterCrop) for step in steps):
         steps = (Resize((20, 30)), *steps)
@@ -1078,3 +1096,369 @@ def test_real_photos_without_colour_stay_within_one_level(photos_dir):
         with PIL.Image.open(path) as file:
             image = file.convert("RGB")
         assert levels_apart(recipe, apply_by_hand(recipe, plan_for(recipe, image), image), transform(image)) < 1.05
+
+
+# The rest of the training recipes
+
+
+def read(*steps, **more) -> Recipe:
+    return from_torchvision(v2.Compose([v2.CenterCrop((40, 48)), *steps]), **more)
+
+
+EVERY_STEP = {
+    "RandomCrop": (
+        lambda t: t.RandomCrop((30, 32), (1, 2, 3, 4), fill=51),
+        RandomCrop((30, 32), padding=(1, 2, 3, 4), fill=0.2),
+    ),
+    "RandomCrop pair": (
+        lambda t: t.RandomCrop(30, [1, 2], padding_mode="edge"),
+        RandomCrop(30, padding=(1, 2, 1, 2), padding_mode="edge"),
+    ),
+    "RandomCrop grown": (lambda t: t.RandomCrop(60, pad_if_needed=True), RandomCrop(60, pad_if_needed=True)),
+    "GaussianBlur": (lambda t: t.GaussianBlur((3, 5), (0.2, 1.0)), GaussianBlur((5, 3), (0.2, 1.0))),
+    "GaussianBlur fixed": (lambda t: t.GaussianBlur(3, 0.7), GaussianBlur(3, 0.7)),
+    "RandomSolarize": (lambda t: t.RandomSolarize(192, 0.3), RandomSolarize(192 / 255, 0.3)),
+    "RandomPosterize": (lambda t: t.RandomPosterize(3, 0.3), RandomPosterize(3, 0.3)),
+    "RandomInvert": (lambda t: t.RandomInvert(0.3), RandomInvert(0.3)),
+    "RandomAutocontrast": (lambda t: t.RandomAutocontrast(0.3), RandomAutocontrast(0.3)),
+    "RandomEqualize": (lambda t: t.RandomEqualize(0.3), RandomEqualize(0.3)),
+    "RandomAdjustSharpness": (lambda t: t.RandomAdjustSharpness(2, 0.3), RandomAdjustSharpness(2, 0.3)),
+    "RandomRotation": (
+        lambda t: t.RandomRotation((-3, 8), InterpolationMode.BILINEAR, center=(3, 4), fill=(0, 51, 255)),
+        RandomRotation((-3, 8), interpolation="bilinear", center=(3, 4), fill=(0, 0.2, 1)),
+    ),
+    "RandomAffine": (
+        lambda t: t.RandomAffine(9, (0.1, 0.2), (0.5, 2), (1, 2, 3, 4), 2, 51, center=(3, 4)),
+        RandomAffine(
+            9,
+            translate=(0.1, 0.2),
+            scale=(0.5, 2),
+            shear=(1, 2, 3, 4),
+            interpolation="bilinear",
+            fill=0.2,
+            center=(3, 4),
+        ),
+    ),
+    "RandomAffine one shear": (lambda t: t.RandomAffine(0, shear=7), RandomAffine(0, shear=7)),
+    "TrivialAugmentWide": (
+        lambda t: t.TrivialAugmentWide(20, InterpolationMode.BILINEAR),
+        TrivialAugmentWide(20, interpolation="bilinear"),
+    ),
+    "RandAugment": (lambda t: t.RandAugment(1, 5, 11, fill=[51]), RandAugment(1, 5, 11, fill=0.2)),
+    "AutoAugment": (lambda t: t.AutoAugment(), AutoAugment()),
+    "AutoAugment svhn": (lambda t: t.AutoAugment(v1.AutoAugmentPolicy.SVHN), AutoAugment("svhn")),
+    "RandomApply": (
+        lambda t: t.RandomApply([t.ColorJitter(0.4), t.GaussianBlur(3)], 0.8),
+        RandomApply((ColorJitter(0.4), GaussianBlur(3)), 0.8),
+    ),
+    "RandomApply modules": (lambda t: t.RandomApply(nn.ModuleList([t.RandomInvert()])), RandomApply((RandomInvert(),))),
+    "RandomChoice": (
+        lambda t: t.RandomChoice(
+            [t.RandomInvert(), t.Compose([t.RandomGrayscale(), t.RandomVerticalFlip()]), nn.Identity()],
+            [0.25, 0.25, 0.5],
+        ),
+        RandomChoice(
+            (RandomInvert(), RandomApply((RandomGrayscale(), RandomVerticalFlip()), 1.0), RandomHorizontalFlip(0.0)),
+            (0.25, 0.25, 0.5),
+        ),
+    ),
+    "RandomChoice alike": (
+        lambda t: t.RandomChoice([t.RandomInvert(), t.RandomEqualize()]),
+        RandomChoice((RandomInvert(), RandomEqualize())),
+    ),
+}
+
+
+@BOTH
+@pytest.mark.parametrize("kind", ["pil", "uint8"])
+@pytest.mark.parametrize("name", EVERY_STEP)
+def test_step_of_a_training_recipe_keeps_its_arguments(t, name, kind):
+    make, expected = EVERY_STEP[name]
+    conversion = [t.PILToTensor()] if kind == "uint8" else []
+    first = [] if isinstance(expected, RandomCrop) else [t.CenterCrop((40, 48))]
+    rest = [v2.ToImage(), TO_FLOAT]
+    recipe = from_torchvision(v2.Compose([*conversion, *first, make(t), *rest]))
+    assert recipe.steps[-1] == expected
+    assert recipe.precision == ("float32" if isinstance(expected, RandomCrop) else "uint8")
+    assert from_torchvision(to_torchvision(recipe)) == recipe
+
+
+def test_operations_on_float_images_have_their_units_and_precision():
+    recipe = read(v2.ToImage(), TO_FLOAT, v2.RandomSolarize(0.3), v2.RandomRotation(5, fill=0.5), v2.RandAugment())
+    assert recipe.steps[1:] == (RandomSolarize(0.3), RandomRotation(5, fill=0.5), RandAugment())
+    assert recipe.precision == "float32"
+    assert recipe.notes == ()
+
+
+def test_fill_by_type_is_that_of_the_image_there():
+    fill = {PIL.Image.Image: 51, tv_tensors.Image: (102, 0, 0), torch.Tensor: 153, "others": 255}
+    for conversion, expected in (([], 0.2), ([v2.ToImage()], (0.4, 0, 0)), ([v2.PILToTensor()], 0.6)):
+        recipe = read(*conversion, v2.RandomRotation(5, fill=dict(fill)), v2.ToImage(), TO_FLOAT)
+        assert recipe.steps[-1] == RandomRotation(5, fill=expected)
+    others = {"others": None, torch.Tensor: 1}
+    assert read(v2.RandomAffine(5, fill=others), v2.ToImage(), TO_FLOAT).steps[-1] == RandomAffine(5, fill=None)
+
+
+def test_operations_on_pil_images_are_noted_with_figures():
+    assert notes.NOTE_PIL_GEOMETRY in read(v2.RandomRotation(5), TENSOR).notes
+    assert notes.NOTE_PIL_TONES in read(v2.RandomEqualize(), TENSOR).notes
+    assert set(read(v1.TrivialAugmentWide(), TENSOR).notes) == {notes.NOTE_PIL_GEOMETRY, notes.NOTE_PIL_TONES}
+    assert read(v2.ToImage(), v2.TrivialAugmentWide(), TO_FLOAT).notes == ()
+    assert read(v2.ToImage(), v1.TrivialAugmentWide(), TO_FLOAT).notes == (notes.NOTE_V1_UINT8,)
+    assert "0.8 %" in notes.NOTE_PIL_GEOMETRY
+    assert "1 level" in notes.NOTE_PIL_TONES
+
+
+@pytest.mark.parametrize(
+    "step",
+    [v2.RandomPosterize(4, 1.0), v2.RandomSolarize(99, 1.0), v2.RandomInvert(1.0), v2.RandomEqualize(1.0),
+     v2.RandomAutocontrast(1.0), v2.RandomAdjustSharpness(2, 1.0), v2.GaussianBlur(5, 1.0)],
+    ids=lambda step: type(step).__name__,
+)  # fmt: skip
+def test_tones_on_pil_images_are_as_near_as_the_note_says(step):
+    for image in IMAGES:
+        on_pil = F.pil_to_tensor(step(image)).int()
+        on_uint8 = step(F.pil_to_tensor(image)).int()
+        assert int((on_pil - on_uint8).abs().max()) <= (1 if isinstance(step, v2.RandomAutocontrast) else 0)
+
+
+REFUSED_IN_RECIPES = [
+    (v2.RandomRotation(5, expand=True), "expand=True, which changes the size, is not supported; use expand=False"),
+    (v2.RandomRotation(5, InterpolationMode.BICUBIC), "use InterpolationMode.NEAREST or BILINEAR"),
+    (v2.RandomAffine(5, interpolation=InterpolationMode.NEAREST_EXACT), "use InterpolationMode.NEAREST or BILINEAR"),
+    (v2.RandAugment(interpolation=3), "use InterpolationMode.NEAREST or BILINEAR"),
+    (v2.RandAugment(magnitude=31), "magnitude=31 is not valid"),
+    (v2.RandomSolarize(300), "threshold="),
+    (v2.RandomRotation(5, fill=(1, 2)), "fill="),
+    (v2.RandomApply([v2.ToImage()]), "it turns some images from pil into uint8"),
+    (v2.RandomApply([my_function]), "what a function does cannot be read"),
+    (v2.RandomChoice([v2.RandomInvert(), Cutout()]), "is no transform of torchvision"),
+    (v2.RandomErasing(), "it is supported on tensors only"),
+]
+
+
+@pytest.mark.parametrize(("step", "said"), REFUSED_IN_RECIPES, ids=lambda value: type(value).__name__)
+def test_argument_of_an_operation_that_is_not_supported_is_named_with_a_remedy(step, said):
+    found = the_problem(v2.Compose([v2.CenterCrop(40), step, TENSOR]))
+    assert found.startswith("transforms[1]")
+    assert said in found
+
+
+def test_operation_before_the_crop_is_refused_by_its_place():
+    found = the_problem(v2.Compose([v2.RandomRotation(5), v2.RandomResizedCrop(8), TENSOR]))
+    assert found.startswith("transforms[1] RandomResizedCrop: it must be before RandomRotation")
+
+
+def test_operation_on_floats_that_v1_refuses_is_refused():
+    for step in (v1.RandomPosterize(4), v1.RandomEqualize(), v1.AutoAugment(), v1.RandAugment()):
+        assert "torchvision refuses it on float32" in the_problem(v2.Compose([v2.CenterCrop(8), TENSOR, step]))
+
+
+def test_kernel_beyond_the_image_is_refused():
+    with pytest.raises(ConfigError, match="less than twice as large as the image"):
+        read(v2.GaussianBlur(99), TENSOR)
+
+
+# RandomErasing
+
+NORMALIZE = v2.Normalize(MEAN, STD)
+
+
+@BOTH
+@pytest.mark.parametrize(
+    ("value", "expected"), [(0, 0.0), (0.5, 0.5), ((0.1, 0.2, 0.3), (0.1, 0.2, 0.3)), ("random", "pixels")]
+)
+def test_erasing_behind_normalize_is_read(t, value, expected):
+    erasing = t.RandomErasing(0.3, (0.1, 0.2), (0.4, 2.0), value=value)
+    recipe = read(TENSOR, NORMALIZE, erasing)
+    assert recipe.steps[-1] == RandomErasing(0.3, scale=(0.1, 0.2), ratio=(0.4, 2.0), value=expected)
+    assert recipe.notes == ()
+    assert read(TENSOR, erasing).steps[-1] == recipe.steps[-1]
+
+
+@pytest.mark.parametrize("kind", ["uint8", "float32"])
+def test_erasing_before_normalize_gets_the_value_that_normalize_makes(kind):
+    levels = 255 if kind == "uint8" else 1
+    erasing = v2.RandomErasing(1.0, value=[level * levels for level in (0.2, 0.4, 1.0)])
+    conversion = [v2.ToImage(), erasing, TO_FLOAT] if kind == "uint8" else [v2.ToImage(), TO_FLOAT, erasing]
+    transform = v2.Compose([v2.CenterCrop((40, 48)), *conversion, NORMALIZE])
+    recipe = from_torchvision(transform)
+    assert recipe.notes == (notes.NOTE_ERASING_MOVED,)
+    image = IMAGES[0]
+    plan = plan_for(recipe, image)
+    top, left, height, width = plan.erasing[0].box[0].tolist()
+    v = torch.tensor(erasing.value)[:, None, None]
+    erasing.make_params = lambda _: {"i": top, "j": left, "h": height, "w": width, "v": v}
+    found = apply_by_hand(recipe, plan, image)
+    erase(found, plan.erasing[0], 0)
+    torch.testing.assert_close(found, transform(image).as_subclass(torch.Tensor), rtol=1e-6, atol=1e-6)
+
+
+def test_random_erasing_before_normalize_is_refused():
+    found = the_problem(v2.Compose([v2.CenterCrop(8), TENSOR, v2.RandomErasing(value="random"), NORMALIZE]))
+    assert "transforms[2] RandomErasing before it draws random values" in found
+
+
+def test_flip_behind_erasing_is_moved_before_it_with_a_note():
+    recipe = read(TENSOR, NORMALIZE, v2.RandomErasing(), v2.RandomHorizontalFlip())
+    assert [type(step).__name__ for step in recipe.steps[1:]] == ["RandomHorizontalFlip", "Normalize", "RandomErasing"]
+    assert recipe.notes == (notes.NOTE_FLIP_BEFORE_ERASING,)
+
+
+def test_step_behind_erasing_is_refused():
+    found = the_problem(v2.Compose([v2.CenterCrop(8), TENSOR, v2.RandomErasing(), v2.ColorJitter(0.4), NORMALIZE]))
+    assert found.startswith("transforms[3] ColorJitter: it stands behind RandomErasing")
+
+
+def test_erasing_by_channel_survives_the_way_back():
+    recipe = Recipe(steps=(CENTER, Normalize(), RandomErasing(1.0, value="channels", scale=(0.2, 0.3))))
+    transform = to_torchvision(recipe)
+    assert from_torchvision(transform) == recipe
+    out = transform(PIL.Image.new("RGB", (40, 40)))
+    assert len(out[0].unique()) == 2, "the image and one value"
+
+
+# The tail
+
+
+class Mine:
+    def __call__(self, image):
+        return image
+
+
+def test_tail_begins_with_the_first_step_that_cannot_be_converted(caplog):
+    recipe = read(v2.RandomHorizontalFlip(), Mine(), v2.RandomInvert(), TENSOR, NORMALIZE, unsupported="tail")
+    assert recipe.steps == (CenterCrop((40, 48)), RandomHorizontalFlip())
+    assert recipe.precision == "uint8"
+    (function,) = recipe.functions
+    assert [type(step).__name__ for step in function.fn.transforms] == ["Mine", "RandomInvert", "ToTensor", "Normalize"]
+    assert function.fn.image == "pil"
+    assert f"{__name__}.Mine, RandomInvert(p=0.5)" in function.name
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+    assert "4 transforms cannot be converted" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("steps", "image", "tv_image", "precision"),
+    [
+        ([v2.ToImage(), Mine(), TO_FLOAT], "uint8", True, "uint8"),
+        ([v2.PILToTensor(), Mine(), TO_FLOAT], "uint8", False, "uint8"),
+        ([TENSOR, Mine()], "float32", False, "float32"),
+        ([v2.ColorJitter(0.4), TENSOR, NORMALIZE, Mine()], "float32", False, "uint8"),
+        ([v2.ToImage(), TO_FLOAT, v2.RandomInvert(), v2.RandomPerspective()], "float32", True, "float32"),
+        ([v2.ToImage(), v2.ToDtype(torch.float16, scale=True), Mine()], "float16", True, "float32"),
+        # What has a place of its own or arguments that cannot be converted, and precisions that are mixed.
+        ([v2.RandomInvert(), v2.CenterCrop((40, 48)), TENSOR], "pil", False, "uint8"),
+        ([v2.RandomRotation(5, InterpolationMode.BICUBIC), TENSOR], "pil", False, "uint8"),
+        ([v2.RandomInvert(), TENSOR, v2.RandomInvert()], "float32", False, "uint8"),
+    ],
+)
+def test_tail_finds_the_image_that_it_was_written_for(steps, image, tv_image, precision):
+    recipe = read(*steps, unsupported="tail")
+    tail = recipe.functions[0].fn
+    assert (tail.image, tail.tv_image, recipe.precision) == (image, tv_image, precision)
+    assert from_torchvision(to_torchvision(recipe)) == recipe
+
+
+def test_tail_without_chance_equals_the_transform():
+    transform = v2.Compose([v2.CenterCrop((40, 48)), v2.Lambda(ImageOps.mirror), TENSOR, NORMALIZE])
+    recipe = from_torchvision(transform, unsupported="tail")
+    image = IMAGES[0]
+    pixels = F.to_dtype(F.pil_to_tensor(F.center_crop(image, [40, 48])), torch.float32, scale=True)
+    assert torch.equal(recipe.functions[0].fn(pixels), transform(image))
+
+
+def test_tail_needs_images_of_one_size():
+    found = problems(v2.Compose([v2.Resize(40), Mine(), v2.CenterCrop(32), TENSOR]))
+    with pytest.raises(ConfigError) as caught:
+        from_torchvision(v2.Compose([v2.Resize(40), Mine(), v2.CenterCrop(32), TENSOR]), unsupported="tail")
+    assert caught.value.value == found
+
+
+def test_without_anything_unsupported_there_is_no_tail(caplog):
+    assert read(v2.RandomInvert(), TENSOR, unsupported="tail") == read(v2.RandomInvert(), TENSOR)
+    assert not caplog.records
+
+
+def test_unsupported_that_is_unknown_is_refused():
+    with pytest.raises(ConfigError, match="unsupported='skip' is not valid: it must be 'error' or 'tail'"):
+        read(TENSOR, unsupported="skip")
+
+
+def test_functions_and_mixing_have_no_way_back():
+    for recipe, said in (
+        (Recipe.eval().then(abs), r"functions of its own \(builtins.abs\)"),
+        (Recipe.eval().then(abs, per="sample"), "functions of its own"),
+        (Recipe(steps=(CENTER,), mix=MixUp(0.2)), "mix, which works on batches"),
+    ):
+        with pytest.raises(ConfigError, match=said):
+            to_torchvision(recipe)
+
+
+# timm
+
+
+def timm_transform(**more) -> object:
+    data = pytest.importorskip("timm.data")
+    return data.create_transform(224, **more)
+
+
+def test_timm_eval_transform_is_read():
+    recipe = from_torchvision(timm_transform(interpolation="bicubic", crop_pct=0.95))
+    assert recipe.steps[:2] == (Resize(235, interpolation="bicubic"), CenterCrop(224))
+    np.testing.assert_allclose(recipe.normalize.mean, MEAN, rtol=1e-6)
+    squashed = from_torchvision(timm_transform(crop_mode="squash"))
+    assert squashed.steps[:2] == (Resize((256, 256)), CenterCrop(224))
+
+
+def test_timm_train_transform_is_read():
+    recipe = from_torchvision(
+        timm_transform(
+            is_training=True, interpolation="bicubic", vflip=0.1, color_jitter=(0.1, 0.2, 0.3), color_jitter_prob=0.8,
+            grayscale_prob=0.2, gaussian_blur_prob=0.5, re_prob=0.25, re_mode="pixel",
+        )
+    )  # fmt: skip
+    assert recipe.steps[:6] == (
+        RandomResizedCrop(224, interpolation="bicubic"),
+        RandomHorizontalFlip(),
+        RandomVerticalFlip(0.1),
+        RandomApply((ColorJitter(0.1, 0.2, 0.3),), 0.8),
+        RandomGrayscale(0.2),
+        RandomApply((GaussianBlur(23),), 0.5),
+    )
+    erasing = recipe.erasing_steps[0]
+    assert (erasing.p, erasing.scale, erasing.value) == (0.25, (0.02, 1 / 3), "pixels")
+    np.testing.assert_allclose(erasing.ratio, (0.3, 1 / 0.3))
+    assert recipe.precision == "uint8"
+
+
+@pytest.mark.parametrize(("mode", "value"), [("const", (0.0, 0.0, 0.0)), ("rand", "channels"), ("pixel", "pixels")])
+def test_timm_erasing_modes_are_read(mode, value):
+    recipe = from_torchvision(timm_transform(is_training=True, re_prob=0.5, re_mode=mode, color_jitter=None))
+    assert recipe.erasing_steps[0].value == value
+    assert recipe.precision == "float32"
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        ({"is_training": True, "interpolation": "random"}, 'interpolation="bicubic"'),
+        ({"is_training": True, "re_prob": 0.1, "re_count": 3}, "use re_count=1"),
+        ({"is_training": True, "auto_augment": "rand-m9-mstd0.5"}, "draw from Python's random"),
+        ({"is_training": True, "auto_augment": "augmix-m5"}, "draw from Python's random"),
+        ({"is_training": True, "train_crop_mode": "rkrc"}, "rounds the longer side"),
+        ({"crop_mode": "border"}, "rounds the longer side"),
+        ({"crop_mode": "border"}, "is not supported; use black"),
+        ({"use_prefetcher": True}, "still uint8 tensors"),
+    ],
+)
+def test_timm_option_that_is_not_supported_is_named_with_a_remedy(more, said):
+    assert any(said in problem for problem in problems(timm_transform(**more)))
+
+
+def test_timm_augmentation_runs_as_a_tail():
+    transform = timm_transform(is_training=True, interpolation="bicubic", auto_augment="rand-m9-mstd0.5")
+    recipe = from_torchvision(transform, unsupported="tail")
+    assert [type(step).__name__ for step in recipe.steps] == ["RandomResizedCrop", "RandomHorizontalFlip"]
+    out = recipe.functions[0].fn(torch.rand(3, 224, 224))
+    assert out.shape == (3, 224, 224)

@@ -5,6 +5,7 @@ import dataclasses
 import json
 import math
 import pickle
+from functools import partial
 
 import numpy as np
 import pytest
@@ -17,16 +18,35 @@ from gpupipe.errors import ConfigError
 from gpupipe.recipe import Output, Recipe
 from gpupipe.steps import (
     STEP_TYPES,
+    AutoAugment,
     CenterCrop,
     ColorJitter,
+    CutMix,
+    GaussianBlur,
     Grayscale,
+    Mix,
+    MixUp,
     Normalize,
+    RandAugment,
+    RandomAdjustSharpness,
+    RandomAffine,
+    RandomApply,
+    RandomAutocontrast,
+    RandomChoice,
+    RandomCrop,
+    RandomEqualize,
+    RandomErasing,
     RandomGrayscale,
     RandomHorizontalFlip,
+    RandomInvert,
+    RandomPosterize,
     RandomResizedCrop,
+    RandomRotation,
+    RandomSolarize,
     RandomVerticalFlip,
     Resize,
     Step,
+    TrivialAugmentWide,
 )
 from gpupipe.steps.base import MAX_SIDE_PX
 from gpupipe.steps.colour import IMAGENET_MEAN, IMAGENET_STD
@@ -34,8 +54,68 @@ from tests.recipes import recipes
 
 NAN, INF, HUGE = math.nan, math.inf, 10**400
 
+FLIP = RandomHorizontalFlip()
 # (what is made, field that the error names, what the message says is allowed)
 REFUSED = [
+    *[(lambda p=p: RandomApply((FLIP,), p), "p", "probability") for p in (-0.1, 1.1, None, "1", NAN)],
+    *[
+        (lambda kind=kind, steps=steps: kind(steps), "steps", "may stand behind the crop")
+        for kind in (RandomApply, RandomChoice)
+        for steps in ((), None, FLIP, (Normalize(),), (CenterCrop(8),), (RandomErasing(),), (RandomCrop(8),), "ab")
+    ],
+    *[
+        (lambda p=p: RandomChoice((FLIP, FLIP), p), "p", "weights")
+        for p in ((1,), (1, 2, 3), (-1, 2), (0, 0), (NAN, 1), "ab", 0.5)
+    ],
+    *[
+        (lambda kernel=kernel: GaussianBlur(kernel), "kernel_size", "odd number")
+        for kernel in (0, 2, -1, (3, 4), (3,), (3, 3, 3), None, 3.0, True)
+    ],
+    *[(lambda sigma=sigma: GaussianBlur(3, sigma), "sigma", "") for sigma in (0, -1, (0, 1), (2, 1), None, NAN, INF)],
+    (lambda: Recipe(steps=(CenterCrop((20, 4)), GaussianBlur((3, 9)))), "kernel_size", "twice as large as the image"),
+    *[(lambda t=t: RandomSolarize(t), "threshold", "from 0 to 1") for t in (-0.1, 1.1, 128, None, NAN)],
+    *[(lambda bits=bits: RandomPosterize(bits), "bits", "integer from 0 to 8") for bits in (-1, 9, 4.0, None, True)],
+    *[(lambda f=f: RandomAdjustSharpness(f), "sharpness_factor", "not negative") for f in (-1, None, INF)],
+    *[
+        (lambda kind=kind, degrees=degrees: kind(degrees), "degrees", "")
+        for kind in (RandomRotation, RandomAffine)
+        for degrees in (-1, (2, 1), (1,), None, NAN, 1e7)
+    ],
+    *[
+        (lambda kind=kind, mode=mode: kind(interpolation=mode), "interpolation", "'nearest', 'bilinear'")
+        for kind in (partial(RandomRotation, 1), partial(RandomAffine, 1), TrivialAugmentWide, RandAugment, AutoAugment)
+        for mode in ("bicubic", None, 2)
+    ],
+    *[
+        (lambda kind=kind, fill=fill: kind(fill=fill), "fill", "from 0 (black) to 1 (white)")
+        for kind in (partial(RandomRotation, 1), partial(RandomAffine, 1), TrivialAugmentWide, RandAugment, AutoAugment)
+        for fill in (128, -0.1, (0, 0), (0, 0, 2), "black", NAN)
+    ],
+    (lambda: RandomRotation(1, center=(1,)), "center", "two numbers"),
+    *[(lambda t=t: RandomAffine(1, translate=t), "translate", "two") for t in ((0.1,), (0, 1.1), (-0.1, 0), 0.1)],
+    *[(lambda s=s: RandomAffine(1, scale=s), "scale", "") for s in ((0, 1), (2, 1), (1,), 1)],
+    *[(lambda s=s: RandomAffine(1, shear=s), "shear", "") for s in (-1, (2, 1), (1, 2, 3), (1, 2, 4, 3), "ab")],
+    *[(lambda n=n: TrivialAugmentWide(n), "num_magnitude_bins", "integer from 2") for n in (1, 0, 3.0, None)],
+    *[(lambda n=n: RandAugment(n), "num_ops", "integer from 0") for n in (-1, 1.0, None)],
+    *[(lambda m=m: RandAugment(2, m), "magnitude", "integer from 0 to 30") for m in (-1, 31, 9.0)],
+    *[
+        (lambda policy=policy: AutoAugment(policy), "policy", "'imagenet', 'cifar10', 'svhn'")
+        for policy in ("ra", None)
+    ],
+    *[(lambda mode=mode: RandomCrop(8, padding_mode=mode), "padding_mode", "'reflect'") for mode in ("wrap", None)],
+    *[
+        (lambda width=width: RandomCrop(8, padding=width), "padding", "widths in pixels")
+        for width in (-1, 1.0, (1, 2, 3), (1, -1), "ab", True)
+    ],
+    (lambda: RandomCrop(8, padding=4, padding_mode="reflect"), "padding", "less than half of size"),
+    (lambda: RandomCrop(8, pad_if_needed=True, padding_mode="edge"), "padding_mode", '"constant" with pad_if_needed'),
+    *[(lambda fill=fill: RandomCrop(8, fill=fill), "fill", "from 0 (black)") for fill in (128, None, (1, 2))],
+    *[(lambda scale=scale: RandomErasing(scale=scale), "scale", "") for scale in ((0.5, 0.1), (0, 1.1), 0.1)],
+    *[(lambda ratio=ratio: RandomErasing(ratio=ratio), "ratio", "") for ratio in ((0, 1), (2, 1), 1)],
+    *[
+        (lambda value=value: RandomErasing(value=value), "value", '"pixels" or "channels"')
+        for value in ("random", None, (1, 2), NAN)
+    ],
     *[
         (lambda size=size, kind=kind: kind(size), "size", f"from 1 to {MAX_SIDE_PX}")
         for kind in (RandomResizedCrop, Resize, CenterCrop)
@@ -391,6 +471,16 @@ def variants() -> list[Recipe]:
         with_step(4, RandomGrayscale(0.2)),
         with_step(6, Normalize((0.485, 0.456, 0.4), IMAGENET_STD)),
         with_step(6, Normalize(IMAGENET_MEAN, (0.229, 0.224, 0.2))),
+        *[with_step(4, step) for step in other_steps()],
+        *[with_step(1, step) for step in other_crops()],
+        *[dataclasses.replace(base, steps=(*base.steps, step)) for step in other_erasings()],
+        base.then(abs),
+        base.then(abs, name="other"),
+        base.then(abs, per="sample"),
+        dataclasses.replace(base, mix=MixUp(0.2)),
+        dataclasses.replace(base, mix=CutMix(0.2)),
+        dataclasses.replace(base, mix=MixUp(0.3)),
+        dataclasses.replace(base, mix=Mix(choices=(MixUp(0.2), CutMix(0.2)), weights=(1, 2), p=0.5, num_classes=3)),
         dataclasses.replace(base, steps=base.steps[:-1]),
         dataclasses.replace(base, steps=(base.steps[1], base.steps[0], *base.steps[2:])),
         dataclasses.replace(base, precision="float32"),
@@ -400,17 +490,80 @@ def variants() -> list[Recipe]:
     ]
 
 
+def other_steps() -> list[Step]:
+    """Operations and containers of which each two differ in the kind or in one field."""
+    turn = RandomRotation(10)
+    moves = (
+        {},
+        {"translate": (0.1, 0.2)},
+        {"scale": (0.9, 1.1)},
+        {"shear": 5},
+        {"shear": (1, 2, 3, 4)},
+        {"interpolation": "bilinear"},
+        {"center": (3, 4)},
+        {"fill": None},
+    )
+    policies = ({}, {"interpolation": "bilinear"}, {"fill": 0.5})
+    return [
+        *[GaussianBlur(*values) for values in (((3, 5),), ((5, 3),), ((3, 5), 1.0))],
+        *[RandomSolarize(*values) for values in ((0.5,), (0.25,), (0.5, 0.1))],
+        *[RandomPosterize(*values) for values in ((4,), (5,), (4, 0.1))],
+        *[kind(p) for kind in (RandomInvert, RandomAutocontrast, RandomEqualize) for p in (0.1, 0.2)],
+        *[RandomAdjustSharpness(*values) for values in ((2,), (0.5,), (2, 0.1))],
+        turn,
+        RandomRotation(11),
+        RandomRotation(10, interpolation="bilinear"),
+        RandomRotation(10, center=(1, 2)),
+        RandomRotation(10, fill=0.5),
+        RandomAffine(9),
+        *[RandomAffine(10, **more) for more in moves],
+        TrivialAugmentWide(30),
+        *[TrivialAugmentWide(**more) for more in policies],
+        *[RandAugment(*values) for values in ((1,), (2, 8), (2, 9, 30))],
+        *[RandAugment(**more) for more in policies],
+        *[AutoAugment(policy) for policy in ("cifar10", "svhn")],
+        *[AutoAugment(**more) for more in policies],
+        *[RandomApply(steps, p) for steps, p in (((turn,), 0.5), ((turn,), 0.4), ((turn, turn), 0.5))],
+        *[RandomChoice(steps, p) for steps, p in (((turn,), None), ((turn, turn), None), ((turn, turn), (1, 2)))],
+    ]
+
+
+def other_crops() -> list[Step]:
+    """In the place of a flip."""
+    return [
+        RandomCrop(64),
+        RandomCrop((64, 65)),
+        RandomCrop(64, padding=4),
+        RandomCrop(64, padding=4, pad_if_needed=True),
+        RandomCrop(64, padding=4, fill=0.5),
+        *[RandomCrop(64, padding=4, padding_mode=mode) for mode in ("edge", "reflect", "symmetric")],
+    ]
+
+
+def other_erasings() -> list[Step]:
+    """Behind Normalize."""
+    return [
+        RandomErasing(),
+        RandomErasing(0.4),
+        RandomErasing(scale=(0.1, 0.2)),
+        RandomErasing(ratio=(0.5, 2)),
+        *[RandomErasing(value=value) for value in (0.5, (0, 0, 1), "pixels", "channels")],
+    ]
+
+
 def test_fingerprint_differs_when_any_field_does():
     found = variants()
     assert len({recipe.fingerprint for recipe in found}) == len(found)
     assert len(set(found)) == len(found)
     assert all(a != b for n, a in enumerate(found) for b in found[:n])
+    functions = {"builtins.abs": abs, "other": abs}
+    assert all(Recipe.from_json(recipe.to_json(), functions=functions) == recipe for recipe in found)
 
 
 def test_variants_touch_every_field_there_is():
     """So that a field added later is not forgotten above."""
     fields = {f.name for f in dataclasses.fields(Recipe)} - {"notes"}
-    assert fields == {"steps", "precision", "exif", "output"}
+    assert fields == {"steps", "precision", "exif", "output", "functions", "mix"}
     assert {name: [f.name for f in dataclasses.fields(kind)] for name, kind in STEP_TYPES.items()} == {
         "RandomResizedCrop": ["size", "scale", "ratio", "interpolation"],
         "Resize": ["size", "max_size", "interpolation"],
@@ -421,6 +574,22 @@ def test_variants_touch_every_field_there_is():
         "Grayscale": [],
         "RandomGrayscale": ["p"],
         "Normalize": ["mean", "std"],
+        "RandomCrop": ["size", "padding", "pad_if_needed", "fill", "padding_mode"],
+        "GaussianBlur": ["kernel_size", "sigma"],
+        "RandomSolarize": ["threshold", "p"],
+        "RandomPosterize": ["bits", "p"],
+        "RandomInvert": ["p"],
+        "RandomAutocontrast": ["p"],
+        "RandomEqualize": ["p"],
+        "RandomAdjustSharpness": ["sharpness_factor", "p"],
+        "RandomRotation": ["degrees", "interpolation", "center", "fill"],
+        "RandomAffine": ["degrees", "translate", "scale", "shear", "interpolation", "center", "fill"],
+        "TrivialAugmentWide": ["num_magnitude_bins", "interpolation", "fill"],
+        "RandAugment": ["num_ops", "magnitude", "num_magnitude_bins", "interpolation", "fill"],
+        "AutoAugment": ["policy", "interpolation", "fill"],
+        "RandomApply": ["steps", "p"],
+        "RandomChoice": ["steps", "p"],
+        "RandomErasing": ["p", "scale", "ratio", "value"],
     }
 
 

@@ -146,8 +146,9 @@ def _erasing(reader: Reader, transform: Any) -> None:
 
 
 def _policy(reader: Reader, transform: Any) -> None:
-    """Automatic augmentation holds operations of both kinds."""
-    reader.operation("tones")
+    """Automatic augmentation, whose operations are of both kinds: `moving` notes the one."""
+    if reader.image == "pil":
+        reader.operated.add("tones")
     match transform:
         case v1.TrivialAugmentWide() | v2.TrivialAugmentWide():
             reader.moving(TrivialAugmentWide, transform, transform.num_magnitude_bins)

@@ -42,6 +42,7 @@ from gpupipe.steps import (
     TrivialAugmentWide,
 )
 from gpupipe.steps.base import Fill
+from gpupipe.steps.choosing import leaves
 
 
 class ErasingByChannel(v2.RandomErasing):  # type: ignore[misc]
@@ -111,7 +112,7 @@ def to_torchvision(recipe: Recipe) -> v2.Compose:
             transforms.append(v2.Lambda(clamp_to_unit))
     tails = [function.fn for function in recipe.sample_functions if isinstance(function.fn, Tail)]
     if recipe.precision == "uint8" and not (tails and tails[0].image in ("pil", "uint8")):
-        if not any(step.STAGE in ("colour", "operation") for step in recipe.steps):
+        if not any(step.STAGE in ("colour", "operation") for step in leaves(recipe.steps)):
             # Changes nothing; says that the pixels are meant to be rounded here.
             transforms.append(v2.ToDtype(torch.uint8, scale=True))
         transforms.append(to_float)
