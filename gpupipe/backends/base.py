@@ -27,8 +27,8 @@ class Options:
 
     Host memory in flight is that of prefetch + 1 batches, whatever the length of the epoch: their encoded files and
     their finished images. Decoded pixels come on top: of the one image that each thread is at, up to 18 bytes a pixel
-    with "torchvision" and 10 with the others; with "dali" also those of the crops of these batches, 6 bytes a pixel, and
-    for `Views` that are decoded on the host the whole images of these batches, 3 bytes a pixel.
+    with "torchvision" and 10 with the others; with "dali" also those of the crops of these batches, 6 bytes a pixel,
+    and for `Views` that are decoded on the host the whole images of these batches, 3 bytes a pixel.
     DALI keeps the memory that its largest batch took until the process ends, and uses it again.
     """
 
