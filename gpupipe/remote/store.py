@@ -204,7 +204,10 @@ class Store:
             if end is not None and len(data) != end - start:
                 if len(data) > end - start:
                     raise OSError(f"{len(data)} bytes came instead of {end - start}: it does not answer byte ranges")
-                raise OSError(f"{len(data)} bytes came instead of {end - start}")
+                what = f"{len(data)} bytes came instead of {end - start}"
+                if not start and _entry(_run(fs, "info", limit_s, path)).size == len(data):
+                    raise ValueError(f"{what}: it is of another size now")  # which no further try changes
+                raise OSError(what)
             return data
 
         return self._call("cannot be read", path, attempt)

@@ -71,7 +71,10 @@ def read_object(store: Store, entry: Entry) -> bytes:
             raise
         # The size was what had come damaged, perhaps.
         found = store.info(entry.path)
-        if found.version != entry.version or (found.size == entry.size and "sizes" not in error.facts):
+        if found.version != entry.version:
+            raise changed(store, entry.path) from error
+        doubtful = "sizes" in error.facts or isinstance(error.__cause__, ValueError)
+        if found.size == entry.size and not doubtful:
             raise
     return _read_object(store, found)
 

@@ -33,7 +33,7 @@ def test_call_tries_again_and_counts():
 
 
 def test_call_gives_up_after_its_tries():
-    with pytest.raises(GaveUp, match="4 tries in .* the last: OSError: e4") as error:
+    with pytest.raises(GaveUp, match=r"4 tries in .* the last: OSError: e4") as error:
         FAST.call(failing(*(OSError(f"e{number}") for number in range(1, 9))))
     assert error.value.tries == 4
     assert not error.value.missing
