@@ -148,9 +148,69 @@ def opening() -> str:
     return table(["1,281,167 records, opened from the index", "time", "memory"], rows)
 
 
+def operators() -> str:
+    """Each operator: how far the backends are from torchvision's own, and what it costs."""
+    measured = result("operators")
+    gpu = measured["dali_gpu"]
+    rows = []
+    for name, found in measured["operators"].items():
+        single, whole = found["float32"], found["uint8"]
+        dali, numba = (single["differences"][backend] for backend in ("dali", "numba"))
+        exact = [_levels(whole["differences"][backend]) for backend in ("dali", "numba")]
+        costs = [f"{max(0, single['us'][way]):,.0f}" for way in ("torchvision", "batch", "numba")]
+        rows.append([f"`{name}`", _apart(dali), exact[0], gpu, _apart(numba), exact[1], *costs])
+    head = (
+        "operator of torchvision v2",
+        "DALI cpu: max, p99.9",
+        "in uint8",
+        "DALI gpu",
+        "numba: max, p99.9",
+        "in uint8",
+        "torchvision, us",
+        "batch, us",
+        "numba, us",
+    )
+    return table(head, rows)
+
+
+def _apart(found: dict[str, float]) -> str:
+    return ", ".join("0" if found[key] == 0 else f"{found[key]:.1g}" for key in ("max_lsb", "p999_lsb"))
+
+
+def _levels(found: dict[str, float]) -> str:
+    if not found["off_share"]:
+        return "equal"
+    return f"{found['max_lsb']:.0f} ({100 * found['off_share']:.4f} %)"
+
+
+def dali_operators() -> str:
+    """Why operations are not DALI's own."""
+    rows = [
+        [f"`{name}`", f"{found['max_lsb']:.0f}", f"{found['off_share']:.2%}", f"{found['us']:,.0f}"]
+        for name, found in result("operators")["dali_operators"].items()
+    ]
+    return table(["DALI's own operator, uint8", "max, levels", "more than 1 level off", "us on one core"], rows)
+
+
 def threads() -> str:
     found = result("cpu_stages")["threads_images_per_s"]
     return "; ".join(f"{count}: {speed:,.0f}" for count, speed in found.items())
+
+
+def accuracy() -> str:
+    """Whether accuracy moves with the loader."""
+    measured = result("accuracy")
+    rows = []
+    for name, found in measured["loaders"].items():
+        row = [name, f"{found['mean']:.2f} %", f"{found['sd']:.2f}"]
+        if "difference" in found:
+            difference = found["difference"]
+            low, high = difference["ci95"]
+            row += [f"{difference['mean']:+.2f} ({low:+.2f} to {high:+.2f})", f"{difference['p']:.2f}"]
+        else:
+            row += ["", ""]
+        rows.append(row)
+    return table([f"{measured['seeds']} seeds", "accuracy", "sd", "difference (95 % interval)", "p"], rows)
 
 
 TABLES: dict[str, Callable[[], str]] = {
@@ -160,6 +220,9 @@ TABLES: dict[str, Callable[[], str]] = {
     "threads": threads,
     "sources": sources,
     "opening": opening,
+    "operators": operators,
+    "dali_operators": dali_operators,
+    "accuracy": accuracy,
 }
 
 
