@@ -10,7 +10,7 @@ import numpy as np
 import PIL.Image
 import pytest
 import torch
-from hypothesis import assume, given
+from hypothesis import assume, given, settings
 from PIL import ImageOps
 from torch import nn
 from torchvision import models, tv_tensors
@@ -836,6 +836,7 @@ def test_round_trip_survives_pickle_and_deepcopy(recipe):
         assert from_torchvision(same) == without_layout(recipe)
 
 
+@settings(max_examples=40)
 @given(recipes)
 def test_to_torchvision_any_recipe_takes_pil_images_and_uint8_tensors(recipe):
     # torch 2.14 fails on resizing some contiguous uint8 images to 1 x 1 (UpSampleKernelAVXAntialias.h).

@@ -41,7 +41,7 @@ NOTE_FLIP_BEFORE_ERASING = (
 NOTE_PIL_GEOMETRY = (
     "Rotations, shears and shifts ran on PIL images. They run here as torchvision runs them on uint8 tensors. With "
     "nearest neighbours, shears and shifts are equal, and rotations take another neighbour for 0.2 % of the pixels. "
-    "With bilinear interpolation, pixels differ by up to 1 level inside the image (0.7 on average), and by far more "
+    "With bilinear interpolation, pixels differ by up to 1 level inside the image (0.5 on average), and by far more "
     "along its slanted edges, where tensors blend with what comes in from outside and PIL does not: 0.8 % of them."
 )
 NOTE_PIL_TONES = (
