@@ -67,6 +67,8 @@ class Objects:
         self._work: dict[int, Future[bytes | None]] = {}
         # What was seen whole in the cache by this process, and needs no look at its index any more.
         self._known = bytearray(count)
+        # Keys of these: making one anew for each read would cost more than the read of a small file.
+        self._keys = np.zeros((count, 20), np.uint8)
         self._settled: dict[int, Entry] = {}
         self._touched: list[str] = []
         self._workers = Workers(REQUESTS_AT_ONCE, "gpupipe-fetch")
@@ -97,7 +99,7 @@ class Objects:
         cache = self.reach.cache
         if cache is not None and self._known[number]:
             try:
-                data = read_whole(cache.path(self.reach.key(self.entry(number))))
+                data = read_whole(cache.path(self._keys[number].tobytes().hex()))
             except OSError:
                 self._known[number] = 0  # removed, to make room
             else:
@@ -133,9 +135,13 @@ class Objects:
             raise
         if len(data) != entry.size:
             self._settled.pop(number, None)
-        else:
-            self._known[number] = self.reach.cache is not None
+        elif self.reach.cache is not None:
+            self._know(number, self.reach.key(entry))
         return data
+
+    def _know(self, number: int, key: str) -> None:
+        self._keys[number] = np.frombuffer(bytes.fromhex(key), np.uint8)
+        self._known[number] = 1
 
     def _cached(self, number: int) -> bytes | None:
         cache = self.reach.cache
@@ -146,7 +152,7 @@ class Objects:
             row = cache.rows_of([key]).get(key)
             data = None if row is None else self.reach.from_cache(cache, row)
             if data is not None:
-                self._known[number] = 1
+                self._know(number, key)
                 self._touch(key)
                 self.reach.counters.add(hits=1)
         except CacheTrouble as error:
