@@ -80,7 +80,7 @@ def one_intra_op_thread():
 
 def records_for(name):
     """Pictures that every decoder gets the same pixels of."""
-    sizes = [(32, 32)] * 40 if name == "cifar" else [(70 + 13 * (n % 5), 62 + 11 * (n % 7)) for n in range(40)]
+    sizes = [(32, 32)] * 30 if name == "cifar" else [(70 + 13 * (n % 5), 62 + 11 * (n % 7)) for n in range(30)]
     files = [images.encode(images.photo(*size, seed=n), "BMP") for n, size in enumerate(sizes)]
     return [Record(data, label=0, index=n, key=f"{n:03}") for n, data in enumerate(files)]
 
@@ -143,7 +143,7 @@ def test_operations_in_uint8_are_the_references_bit_for_bit(backend, name):
 
 @each_backend
 @pytest.mark.parametrize("precision", ["float32", "uint8"])
-@pytest.mark.parametrize("name", ["trivial augment", "auto augment", "places", "cifar"])
+@pytest.mark.parametrize("name", ["auto augment", "places", "cifar"])
 def test_operations_give_the_same_bits_at_any_batch_size_and_number_of_threads(backend, name, precision):
     need(backend)
     recipe = Recipe(steps=RECIPES[name], precision=precision)

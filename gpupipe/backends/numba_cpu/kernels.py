@@ -9,7 +9,8 @@ Two precisions: the float kernels keep [0, 1] in float32 and may be reordered by
 kernels do operation by operation what torchvision does on uint8 tensors, and may not.
 
 Everything is in this one file because numba's cache on disk looks at the file of the function called, not at those of
-the functions that it calls. Nothing is compiled at import.
+the functions that it calls; `operation_kernels`, which takes only decorators and intrinsics from here, is the other.
+Nothing is compiled at import.
 
 Two habits that look odd: numba computes in float64 as soon as one operand is a Python float or an int64, hence the
 float32 constants; and it checks signed indices for being negative, which costs more than the sums in the inner loop,
