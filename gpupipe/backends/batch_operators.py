@@ -1,9 +1,10 @@
 """Operations on a whole batch at once, in torch, on whatever device the batch is.
 
 Rows are grouped by what is to be done to them, and a group is one call with a number for each row: on a GPU, a call for
-each row would cost more than its pixels. Everything is element by element or a reduction of one image, never a
-convolution or a matrix product: those round differently with the size of the batch, and on a GPU to TF32 where the user
-allows that. So a row's pixels do not depend on the rows beside it.
+each row would cost more than its pixels. TrivialAugmentWide on 256 small images is 116 calls, RandAugment 230.
+Everything is element by element or a reduction of one image, never a convolution or a matrix product: those round
+differently with the size of the batch, and on a GPU to TF32 where the user allows that. So a row's pixels do not depend
+on the rows beside it.
 
 The arithmetic is that of torchvision's functions, in their order of operations where that decides how uint8 pixels
 round. This module does not import torchvision.
@@ -230,7 +231,7 @@ def _hue(images: Tensor, values: Tensor) -> Tensor:
     rising = rising.add_(lowest).mul_(value).clamp_(0, 1)
     lowest = lowest.mul_(value).clamp_(0, 1)
     # Green and blue do what red does, a third and two thirds of the circle later.
-    delay = torch.tensor([0.0, 2.0, 4.0], device=images.device).view(1, 3, 1, 1)
+    delay = torch.tensor([0, 2, 4], dtype=torch.float32, device=images.device).view(1, 3, 1, 1)
     place = (sector - delay).remainder_(6)
     found = torch.where(place == 1, falling, torch.where(place == 4, rising, lowest))
     return _like(torch.where((place == 0) | (place == 5), value, found), images)
@@ -394,8 +395,8 @@ def _sampled(
     height, width = images.shape[2:]
     if fill is not None:
         pixels = torch.cat([pixels, pixels.new_ones(1, 1, height, width).expand(len(images), -1, -1, -1)], dim=1)
-    x = torch.arange(width, device=images.device) - (width - 1) / 2
-    y = (torch.arange(height, device=images.device) - (height - 1) / 2).unsqueeze(1)
+    x, y = (torch.arange(side, dtype=torch.float32, device=images.device) - (side - 1) / 2 for side in (width, height))
+    y = y.unsqueeze(1)
     numbers = values.view(-1, 6, 1, 1).unbind(1)
     # In this order of operations it is what torchvision's matrix product gives.
     grid = torch.stack([torch.addcmul(x * first, y, second) + third for first, second, third in _threes(numbers)], 3)
@@ -417,7 +418,7 @@ def _threes(numbers: tuple[Tensor, ...]) -> tuple[tuple[Tensor, ...], tuple[Tens
 def _colour(fill: tuple[float, float, float], images: Tensor) -> Tensor:
     """float32 (1, 3, 1, 1) in the units of the images; levels rounded as in `gpupipe.backends.operators`."""
     channels = [round(_LEVELS * value, 6) for value in fill] if images.dtype == torch.uint8 else list(fill)
-    return torch.tensor(channels, device=images.device).view(1, 3, 1, 1)
+    return torch.tensor(channels, dtype=torch.float32, device=images.device).view(1, 3, 1, 1)
 
 
 def _border(images: Tensor, values: Tensor, *, mode: str, fill: tuple[float, float, float] | None) -> Tensor:

@@ -23,6 +23,7 @@ UINT8_JITTER = gp.Recipe.train(precision="uint8", jitter=(0.4, 0.4, 0.4, 0.1))
 GREY = gp.Recipe(steps=(gp.RandomResizedCrop(8), gp.Grayscale()))
 CROP = gp.Recipe(steps=(gp.CenterCrop(8),))
 AUGMENT = gp.Recipe(steps=(gp.RandomResizedCrop(8), gp.TrivialAugmentWide(), gp.Normalize(), gp.RandomErasing()))
+BICUBIC_AUGMENT = replace(AUGMENT, steps=(gp.RandomResizedCrop(8, interpolation="bicubic"), *AUGMENT.steps[1:]))
 UINT8_AUGMENT = replace(AUGMENT, precision="uint8")
 NUMBA = Pair(backend="numba", reference="torchvision")
 
@@ -144,6 +145,9 @@ def test_operation_tolerance(pair, recipe, strong, decided, bound, share):
         (CPU, AUGMENT, False, 0.05, 0),
         (CPU, AUGMENT, True, 0.1, 1e-3),
         (NUMBA, AUGMENT, True, 0.1, 1e-3),
+        (GPU_CPU_DECODE, AUGMENT, True, 0.2, 5e-3),
+        (CPU, BICUBIC_AUGMENT, True, 0.3, 2e-2),
+        (CPU, BICUBIC_AUGMENT, False, 0.3, 0),
         (CPU, UINT8_AUGMENT, True, None, 0),
         (NUMBA, UINT8_AUGMENT, True, 0, 0),
     ],

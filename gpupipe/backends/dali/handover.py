@@ -35,7 +35,9 @@ class HandOver:
         self._channels_last = recipe.output.memory_format == "channels_last"
         self._operates = bool(recipe.operation_steps)
         mean, std = recipe.normalize.mean, recipe.normalize.std
-        self._mean, self._std = (torch.tensor(value, device=device).view(3, 1, 1) for value in (mean, std))
+        self._mean, self._std = (
+            torch.tensor(value, dtype=torch.float32, device=device).view(3, 1, 1) for value in (mean, std)
+        )
         self._device = device
         self._stream: torch.cuda.Stream | None = None
         if device.type == "cuda":
