@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.remote_servers import s3, store
+from tests.remote_servers.data_sets import HttpRemote, S3Remote
 
 GUARD_S = 60
 
@@ -48,3 +49,27 @@ def served(tmp_path: Path):
     root.mkdir()
     with store.FolderStore(root) as server:
         yield root, server
+
+
+@pytest.fixture
+def http_remote(tmp_path: Path):
+    """A `Remote` over HTTP, whose folder is empty yet."""
+    (tmp_path / "data").mkdir()
+    remote = HttpRemote(tmp_path / "data")
+    yield remote
+    remote.close()
+
+
+@pytest.fixture
+def s3_remote(tmp_path: Path, s3_server):
+    """The same over S3."""
+    (tmp_path / "data").mkdir()
+    remote = S3Remote(tmp_path / "data", s3_server)
+    yield remote
+    remote.close()
+
+
+@pytest.fixture(params=["http", "s3"])
+def remote(request):
+    """Either."""
+    return request.getfixturevalue(f"{request.param}_remote")

@@ -8,6 +8,7 @@ import re
 import socket
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, get_args
@@ -58,6 +59,10 @@ class Proxy(Service):
     Args:
         upstream: URL of the server.
         plan: What to do with a request. It may be set at any time.
+
+    Attributes:
+        done: The faults that answers to GET had.
+        passed_bytes: How many of each object came from upstream, by path.
     """
 
     def __init__(self, upstream: str, plan: Plan | None = None) -> None:
@@ -65,11 +70,12 @@ class Proxy(Service):
         self._local = threading.local()
         self.plan = plan
         self.done: list[Fault] = []
+        self.passed_bytes: Counter[str] = Counter()
         super().__init__()
 
     def respond(self, request: Request, headers: Mapping[str, str], connection: socket.socket) -> None:
         fault = (self.plan(request) if self.plan is not None else None) or Fault()
-        if fault.kind is not None:
+        if fault.kind is not None and request.method == "GET":
             self.done.append(fault)
         time.sleep(fault.delay_s)
         if fault.kind == "refuse":
@@ -90,6 +96,7 @@ class Proxy(Service):
             upstream.request(request.method, request.target, headers=passed)
             answer = upstream.getresponse()
             body = answer.read()
+            self.passed_bytes[request.path] += len(body)
             kept = {name: value for name, value in answer.getheaders() if name.lower() not in _HOP_BY_HOP}
             if not body:
                 kept["Content-Length"] = answer.getheader("Content-Length") or "0"
@@ -100,6 +107,8 @@ class Proxy(Service):
 
 def _send(response: Response, fault: Fault, connection: socket.socket) -> None:
     body, half, kind = response.body, len(response.body) // 2, fault.kind
+    if not body and kind in ("short", "long", "extra", "less", "flip"):
+        kind = None  # the answer to HEAD, say: it has no body that could be another one
     if kind == "head" or (kind is not None and not body):
         connection.sendall(response.head()[:30])
         raise Gone

@@ -38,14 +38,20 @@ class S3Server:
 
     def put(self, bucket: str, key: str | None, data: bytes) -> None:
         """Write an object; without a key, make the bucket."""
+        self._send("PUT", bucket, key, data)
+
+    def delete(self, bucket: str, key: str) -> None:
+        self._send("DELETE", bucket, key)
+
+    def _send(self, method: str, bucket: str, key: str | None, data: bytes | None = None) -> None:
         connection = http.client.HTTPConnection(self._netloc, timeout=30)
         try:
             target = f"/{bucket}" + ("" if key is None else f"/{quote(key)}")
             # Who asks is read from this header, and no signature is checked.
             authorization = "AWS4-HMAC-SHA256 Credential=nobody/20260101/us-east-1/s3/aws4_request, Signature=0"
-            connection.request("PUT", target, body=data, headers={"Authorization": authorization})
+            connection.request(method, target, body=data, headers={"Authorization": authorization})
             answer = connection.getresponse()
-            assert answer.status == 200, (answer.status, answer.read())
+            assert answer.status in (200, 204), (answer.status, answer.read())
         finally:
             connection.close()
 
