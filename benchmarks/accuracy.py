@@ -1,6 +1,6 @@
 """Whether accuracy moves with the loader: the same network, trained and evaluated through each of them.
 
-    python benchmarks/accuracy.py [--seeds 10] [--epochs 12]
+    python benchmarks/accuracy.py [--seeds 10] [--epochs 10]
 
 scikit-learn's handwritten digits (1,797 real images, which come with the package) are enlarged to 40 x 40 and written
 as JPEG; every second one of each class is for training, the others for evaluation. The recipe is what people write for
@@ -172,7 +172,7 @@ def network(seed: int) -> nn.Module:
 def accuracy(epoch: Callable[[int], Batches], evaluated: Batches, seed: int, epochs: int) -> float:
     """Train, then the share of the evaluation images that are classified correctly, in percent."""
     model = network(seed)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=1e-4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9, weight_decay=1e-4)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, epochs)
     for number in range(epochs):
         for images, labels in epoch(number):
@@ -210,7 +210,7 @@ def compared(found: dict[str, list[float]]) -> dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=10)
-    parser.add_argument("--epochs", type=int, default=12)
+    parser.add_argument("--epochs", type=int, default=10)
     arguments = parser.parse_args()
     torch.set_num_threads(1)  # the network is small, and the loaders work beside it
     found: dict[str, list[float]] = {name: [] for name in LOADERS}
