@@ -1,6 +1,6 @@
 """What `gpupipe.watch` costs: microseconds a step, and the share of a run of short steps.
 
-The loop computes in Python for a fixed count of operations, so that all that watch takes makes it longer; steps of 20 ms
+The loop computes in Python for a fixed count of operations, so that what watch takes makes it longer; steps of 20 ms
 are shorter than any training step on images.
 
     python benchmarks/bench_watch.py

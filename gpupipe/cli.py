@@ -343,10 +343,7 @@ def _bench(arguments: argparse.Namespace) -> int:
         say=_tell,
     )
     _show(report.to_json() if arguments.json else report.table())
-    if arguments.plot:
-        written = report.plot(arguments.plot)
-        if not arguments.json:
-            _show(f"\npicture: {written}")
+    _draw(report, arguments)
     return OK
 
 
@@ -389,10 +386,7 @@ def _profile(arguments: argparse.Namespace) -> int:
         say=_tell,
     )
     _show(report.to_json() if arguments.json else report.table())
-    if arguments.plot:
-        written = report.plot(arguments.plot)
-        if not arguments.json:
-            _show(f"\npicture: {written}")
+    _draw(report, arguments)
     return OK
 
 
@@ -407,6 +401,7 @@ def _profile(arguments: argparse.Namespace) -> int:
     _argument("--images-per-s", type=float, metavar="N", help="what training needs; then the cheapest that give it"),
     _argument("--memory-mb", type=float, metavar="MB", help="the most that the processes may hold"),
     _argument("--seconds", type=float, default=180.0, metavar="S", help="it takes no longer (default 180)"),
+    _argument("--plot", metavar="FILE", help="draw what was tried, as PNG, SVG or PDF"),
     _argument("--save", metavar="FILE", help="write the options, for Loader(options=gpupipe.load_options(FILE))"),
     _argument("--json", action="store_true", help="print JSON instead of the table"),
 )
@@ -429,6 +424,7 @@ def _tune(arguments: argparse.Namespace) -> int:
         say=_tell,
     )
     _show(report.to_json() if arguments.json else report.table())
+    _draw(report, arguments)
     if arguments.save:
         written = report.save(arguments.save)
         if not arguments.json:
@@ -440,6 +436,7 @@ def _tune(arguments: argparse.Namespace) -> int:
     "diagnose",
     "say why a training run waits, from the logs of gpupipe.watch; exit status 1 if something was found",
     _argument("logs", nargs="+", metavar="LOG", help="what gpupipe.watch(loader, log=...) wrote: one file a rank"),
+    _argument("--plot", metavar="FILE", help="draw waits, steps, memory and use over the run, as PNG, SVG or PDF"),
     _argument("--json", action="store_true", help="print JSON instead of the text"),
 )
 def _diagnose(arguments: argparse.Namespace) -> int:
@@ -451,6 +448,7 @@ def _diagnose(arguments: argparse.Namespace) -> int:
 
     found = diagnose(*arguments.logs)
     _show(found.to_json() if arguments.json else str(found))
+    _draw(found, arguments)
     return NO if found.findings else OK
 
 
@@ -630,6 +628,14 @@ def _show_recipe(arguments: argparse.Namespace) -> int:
     recipe = _recipe(arguments.recipe, arguments)
     _show(recipe.fingerprint if arguments.fingerprint else recipe.to_json())
     return OK
+
+
+def _draw(report: Any, arguments: argparse.Namespace) -> None:
+    """The picture of a report, where one was asked for."""
+    if arguments.plot:
+        written = report.plot(arguments.plot)
+        if not arguments.json:
+            _show(f"\npicture: {written}")
 
 
 def _tell(line: str) -> None:

@@ -12,6 +12,8 @@ from gpupipe.errors import BackendUnavailable, SourceError
 if TYPE_CHECKING:
     from gpupipe.measure.bench import BenchReport
     from gpupipe.measure.profiling import ProfileReport
+    from gpupipe.measure.tuning import TuneReport
+    from gpupipe.measure.watch_log import Log
 
 # A round is cut into spans of time with four batches each on average, so that single ones do not hide the course.
 _MOST_SPANS = 20
@@ -70,6 +72,60 @@ def plot_profile(report: ProfileReport, path: Path) -> Path:
     stages.set(xlabel="% of the CPU time of an image", title="stages")
     for axes in (times, stages):
         axes.margins(x=0.15)
+    return _saved(figure, path)
+
+
+def plot_watch(log: Log, path: Path) -> Path:
+    """Waits and steps over the run, and what was held and used meanwhile.
+
+    Raises:
+        As `plot_bench`.
+    """
+    figure = _matplotlib()(figsize=(11, 6.0), layout="constrained")
+    times, use, memory = figure.subplots(3, 1, sharex=True, height_ratios=(2, 1, 1))
+    steps, looks = log.steps, log.resources
+    times.plot(steps["t"], 1e3 * steps["wait_s"], ".", markersize=3, color="C3", label="wait for data")
+    times.plot(steps["t"], 1e3 * steps["step_s"], ".", markersize=3, color="C0", label="step")
+    for begin in steps["t"][steps["step"] == 0]:
+        times.axvline(begin, color="0.85", linewidth=1, zorder=0)
+    times.set(yscale="log", ylabel="ms", title=f"{log.name}: rank {log.rank} (a line at each epoch's first step)")
+    times.legend(loc="upper right", fontsize="small")
+    if len(looks["t"]) > 1 and "cpu_s" in looks:
+        busy = np.diff(looks["cpu_s"]) / np.diff(looks["t"]) / log.cores
+        use.plot(looks["t"][1:], 100 * busy.clip(0, 1), color="C1", label="CPU of this run")
+    for name, label in (("machine_use", "CPU of all"), ("gpu_use", "GPU")):
+        if name in looks:
+            use.plot(looks["t"][1:], 100 * looks[name][1:], linewidth=1, label=label)
+    use.set(ylabel="% in use", ylim=(0, 105))
+    for name, label in (("host_bytes", "host memory"), ("gpu_memory_bytes", "GPU memory")):
+        if name in looks:
+            memory.plot(looks["t"], looks[name] / 1e9, label=label)
+    memory.set(ylabel="GB", xlabel="seconds")
+    memory.set_ylim(bottom=0)
+    for axes in (use, memory):
+        if axes.lines:
+            axes.legend(loc="lower right", fontsize="small")
+    return _saved(figure, path)
+
+
+def plot_tune(report: TuneReport, path: Path) -> Path:
+    """Images a second of all that was tried.
+
+    Raises:
+        As `plot_bench`.
+    """
+    figure = _matplotlib()(figsize=(10, 0.4 * len(report.trials) + 1.6), layout="constrained")
+    axes = figure.subplots()
+    names = [", ".join(f"{value}" for value in trial.settings.values()) for trial in report.trials]
+    speeds = [float(np.median(trial.images_per_s)) for trial in report.trials]
+    axes.barh(names, speeds, color=["C2" if not trial.why_out else "0.8" for trial in report.trials])
+    for place, trial in enumerate(report.trials):
+        axes.plot(trial.images_per_s, [place] * len(trial.images_per_s), "k.", markersize=4)
+    if report.target_images_per_s is not None:
+        axes.axvline(report.target_images_per_s, color="C3", linestyle="--", label="target")
+        axes.legend(loc="lower right")
+    axes.invert_yaxis()
+    axes.set(xlabel="images / s", title=", ".join(report.settings), ylabel=None)
     return _saved(figure, path)
 
 

@@ -132,6 +132,17 @@ class TuneReport:
             raise SourceError(f"cannot write {str(path)!r}: {error.strerror or error}", uri=str(path)) from error
         return path
 
+    def plot(self, path: str | os.PathLike[str]) -> Path:
+        """Draw the images a second of all that was tried.
+
+        Raises:
+            BackendUnavailable: matplotlib is not installed.
+            SourceError: It cannot be written.
+        """
+        from gpupipe.measure.plot import plot_tune
+
+        return plot_tune(self, Path(path))
+
     def table(self) -> str:
         """For a terminal."""
         names = list(self.settings)

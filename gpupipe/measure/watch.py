@@ -150,6 +150,17 @@ class WatchReport:
     remote: dict[str, float]
     log: Log
 
+    def plot(self, path: str | os.PathLike[str]) -> Path:
+        """Draw waits and steps over the run, and what was held and used meanwhile.
+
+        Raises:
+            BackendUnavailable: matplotlib is not installed.
+            SourceError: It cannot be written.
+        """
+        from gpupipe.measure.plot import plot_watch
+
+        return plot_watch(self.log, Path(path))
+
     def __str__(self) -> str:
         def row(values: dict[str, float]) -> str:
             return " / ".join(f"{value:.1f}" for value in values.values())

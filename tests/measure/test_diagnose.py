@@ -5,6 +5,8 @@ in real runs and counts hits and false alarms.
 """
 
 import json
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -14,6 +16,7 @@ from gpupipe.cli import main
 from gpupipe.errors import ConfigError, SourceError
 from gpupipe.measure.diagnosing.rules import _theil_sen
 from gpupipe.measure.watch_log import log_of
+from tests.conftest import REPO
 
 WORKERS = {
     "kind": "DataLoader",
@@ -261,7 +264,9 @@ def test_diagnose_command_reads_logs_and_tells_by_its_status(tmp_path, capsys):
     )
     assert main(["diagnose", str(healthy)]) == 0
     assert "nothing found" in capsys.readouterr().out
-    assert main(["diagnose", str(sick), "--json"]) == 1
+    picture = tmp_path / "sick.png"
+    assert main(["diagnose", str(sick), "--json", "--plot", str(picture)]) == 1
+    assert picture.stat().st_size > 1000
     assert json.loads(capsys.readouterr().out)["findings"][0]["code"] == "too-few-workers"
     assert main(["diagnose", str(tmp_path / "none")]) == 2
 
@@ -274,3 +279,15 @@ def test_diagnose_nothing_is_a_config_error(tmp_path):
         gp.diagnose(log_of(empty, "empty"))
     with pytest.raises(SourceError, match="cannot read the log"):
         gp.diagnose(tmp_path / "none")
+
+
+@pytest.mark.parametrize(
+    "name", ["rising-files", "rising-threads", "rising-memory", "pinned-without-gpu", "wrong-global-batch"]
+)
+def test_real_runs_with_a_planted_condition(name, tmp_path):
+    """Those conditions that no busy machine can hide; benchmarks/bench_diagnose.py has the others."""
+    bench = REPO / "benchmarks" / "bench_diagnose.py"
+    log = str(tmp_path / "{rank}.jsonl")
+    command = [sys.executable, "-W", "ignore", str(bench), "--condition", name, "--seed", "1", "--write", log]
+    subprocess.run(command, check=True, timeout=120)
+    assert name in [finding.code for finding in gp.diagnose(tmp_path / "0.jsonl").findings]

@@ -10,7 +10,7 @@ from torch.utils.data import DataLoader
 import gpupipe as gp
 from gpupipe.cli import main
 from gpupipe.errors import ConfigError
-from gpupipe.measure.profiling.profile import _verdict
+from gpupipe.measure.profiling.three_steps import _verdict
 from gpupipe.sources import open_source
 
 RECIPE = gp.Recipe.train(size=16, jitter=(0.2, 0.2, 0.2, 0.1))

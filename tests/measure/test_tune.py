@@ -182,6 +182,8 @@ def test_tune_wrong_arguments_are_config_errors(image_folder, arguments, field):
 def test_tune_command_saves_what_it_found(image_folder, tmp_path, capsys):
     saved = tmp_path / "options.json"
     arguments = ["tune", str(image_folder), "--seconds", "3", "--batch-size", "4", "--size", "16"]
-    assert main([*arguments, "--save", str(saved), "--json"]) == 0
+    picture = tmp_path / "tune.png"
+    assert main([*arguments, "--save", str(saved), "--plot", str(picture), "--json"]) == 0
+    assert picture.stat().st_size > 1000
     report = json.loads(capsys.readouterr().out)
     assert load_options(saved).threads == report["settings"]["threads"]

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any
 
 from gpupipe.errors import ConfigError
@@ -21,17 +22,31 @@ class Diagnosis:
 
     Attributes:
         findings: The costliest first; empty where nothing was found.
+        logs: What was diagnosed, by rank.
         runs: What each rank's log shows: rank, steps, epochs, share waited, milliseconds, cores busy.
         bound: How many times as fast the run could be at best with data that never keep it waiting.
     """
 
     findings: tuple[Finding, ...]
+    logs: tuple[Log, ...] = field(repr=False)
     runs: tuple[dict[str, Any], ...]
     bound: float
 
     def to_json(self) -> str:
         """Everything, as strict JSON."""
-        return json.dumps(asdict(self), indent=2, allow_nan=False)
+        found = {"findings": [asdict(each) for each in self.findings], "runs": self.runs, "bound": self.bound}
+        return json.dumps(found, indent=2, allow_nan=False)
+
+    def plot(self, path: str | os.PathLike[str]) -> Path:
+        """Draw the log of the rank that waits most: waits and steps, and what was held and used meanwhile.
+
+        Raises:
+            BackendUnavailable: matplotlib is not installed.
+            SourceError: It cannot be written.
+        """
+        from gpupipe.measure.plot import plot_watch
+
+        return plot_watch(max(self.logs, key=waited_overall), Path(path))
 
     def __str__(self) -> str:
         lines = [
@@ -75,6 +90,7 @@ def judged(logs: Sequence[Log]) -> Diagnosis:
     found = [finding for finding in (rule(logs) for rule in RULES) if finding is not None]
     waited = min(max(waited_overall(log) for log in logs), 0.999)
     return Diagnosis(
+        logs=tuple(logs),
         findings=tuple(sorted(found, key=lambda finding: -finding.share)),
         runs=tuple(described(log) for log in logs),
         bound=1.0 / (1.0 - waited),

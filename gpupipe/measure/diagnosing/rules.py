@@ -30,6 +30,8 @@ LATE_START_STEPS = 10
 CORRELATION, SPREAD = 0.5, 0.2
 # Growth of memory: of what there was after the warm-up, and in bytes, over the run; chance of it without a trend.
 GROWTH, GROWTH_BYTES, CHANCE = 0.05, 50e6, 1e-3
+# Of the epochs, with something more open than in the one before.
+LEAKING_EPOCHS = 0.7
 # A rank that waits so many times as long as the middle one, and by what share of a step.
 UNEVEN_RATIO, UNEVEN_SHARE = 1.5, 0.05
 # A sudden wait: in seconds, and as a multiple of the median step and wait; it is rare, or it would be the rule.
@@ -350,17 +352,13 @@ def _two_sided(z: float) -> float:
 def rising_handles(logs: Sequence[Log]) -> Finding | None:
     """Files, threads or processes rise with every epoch."""
     for log in logs:
-        epochs = log.epochs
-        if len(epochs) < 4:  # the first one builds what stays
+        if len(log.epochs) < 4:  # the first one builds what stays
             continue
-        ends = [log.steps["t"][log.steps["epoch"] == epoch][-1] for epoch in epochs]
         for name, remedy in _HANDLES.items():
-            values = log.resources.get(name)
-            if values is None:
-                continue
-            held = np.interp(ends, log.resources["t"], values)[1:]
+            held = _by_epoch(log, name)
             rises = np.diff(held)
-            if rises.min() < 0.5:
+            # What is open comes and goes a little; what leaks never goes.
+            if len(rises) < 2 or rises.min() < 0 or np.mean(rises >= 1) < LEAKING_EPOCHS:
                 continue
             return Finding(
                 code=f"rising-{name}",
@@ -372,6 +370,19 @@ def rising_handles(logs: Sequence[Log]) -> Finding | None:
                 numbers={"by_epoch": float(rises.mean()), "last": float(held[-1])},
             )
     return None
+
+
+def _by_epoch(log: Log, name: str) -> F64:
+    """The median of a gauge in each epoch but the first, where it was looked at."""
+    values, times = log.resources.get(name), log.resources.get("t")
+    found = []
+    if values is not None and times is not None:
+        for epoch in log.epochs[1:]:
+            ends = log.steps["t"][log.steps["epoch"] == epoch]
+            inside = values[(times >= ends[0]) & (times <= ends[-1])]
+            if len(inside):
+                found.append(float(np.nanmedian(inside)))
+    return np.array(found)
 
 
 # Processes have threads and files of their own, and threads may have files.
