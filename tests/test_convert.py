@@ -579,7 +579,7 @@ def my_function(image):
         ),
         (MyFlip(), "MyFlip", "a subclass of RandomHorizontalFlip"),
         (MyCompose([v1.CenterCrop(8)]), "MyCompose", "a subclass of Compose"),
-        (Cutout(), "Cutout", "it is no transform of torchvision; leave it out here and apply it to the batches"),
+        (Cutout(), "Cutout", "it is no transform of torchvision; from_torchvision(..., unsupported="),
         (nn.ReLU(), "ReLU", "it is no transform of torchvision"),
         (my_function, "my_function", "what a function does cannot be read"),
         (lambda image: image.convert("RGB"), "<lambda>", "leave it out where it converts to RGB"),

@@ -84,10 +84,12 @@ def test_plan_has_the_documented_types_and_shapes():
         "flip": ("bool", (3, 2)),
         "colour 0 order": ("uint8", (3, 4)),
         "colour 0 factors": ("float64", (3, 4)),
+        "colour 0 apply": ("bool", (3,)),
         "colour 1 apply": ("bool", (3,)),
         "colour 2 apply": ("bool", (3,)),
         "colour 3 order": ("uint8", (3, 4)),
         "colour 3 factors": ("float64", (3, 4)),
+        "colour 3 apply": ("bool", (3,)),
     }
     assert plan.size == (64, 64)
     assert len(plan) == 3
