@@ -1,6 +1,6 @@
 """A folder over HTTP: ranges, HEAD, ETags, and listings as common servers make them.
 
-    python -m tests.remote_servers.store ROOT [--latency-s 0.02] [--stall-s 2 --stall-share 0.001] [--seed 0]
+    python -m tests.remote_servers.store ROOT [--latency-s 0.02] [--stall-s 2 --stall-share 0.01] [--seed 0]
 
 serves until its standard input ends, in a process of its own. The first line it prints is its URL; for each line that
 it reads it prints a JSON object of what it gave out since the last one.
@@ -107,17 +107,26 @@ class Slow:
         seed: Picks the stalls.
         latency_s: Before the first byte of an answer.
         stall_s: How long a stall is.
-        stall_share: Of all parts of answers.
+        stall_share: Of the requests that stall before the answer begins.
+        part_stall_share: Of the further parts of answers, `PART_BYTES` each, that stall before they begin.
     """
 
-    def __init__(self, seed: int, latency_s: float, stall_s: float = 0.0, stall_share: float = 0.0) -> None:
-        self._seed, self._latency_s, self._stall_s, self._stall_share = seed, latency_s, stall_s, stall_share
+    def __init__(
+        self,
+        seed: int,
+        latency_s: float,
+        stall_s: float = 0.0,
+        stall_share: float = 0.0,
+        part_stall_share: float = 0.0,
+    ) -> None:
+        self._seed, self._latency_s, self._stall_s = seed, latency_s, stall_s
+        self._shares = stall_share, part_stall_share
         self.stalls = 0
 
     def __call__(self, request: Request, part: int) -> float:
         words = f"{request.method} {request.target} {request.range} {request.attempt} {part}".encode()
         draw = np.random.default_rng([self._seed, *hashlib.sha256(words).digest()[:8]]).random()
-        stalls = draw < self._stall_share
+        stalls = draw < self._shares[part > 0]
         self.stalls += stalls
         return (0.0 if part else self._latency_s) + (self._stall_s if stalls else 0.0)
 
@@ -128,9 +137,10 @@ def main() -> None:
     parser.add_argument("--latency-s", type=float, default=0.0)
     parser.add_argument("--stall-s", type=float, default=0.0)
     parser.add_argument("--stall-share", type=float, default=0.0)
+    parser.add_argument("--part-stall-share", type=float, default=0.0)
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
-    delay_s = Slow(options.seed, options.latency_s, options.stall_s, options.stall_share)
+    delay_s = Slow(options.seed, options.latency_s, options.stall_s, options.stall_share, options.part_stall_share)
     with FolderStore(options.root, delay_s) as store:
         print(store.url, flush=True)  # noqa: T201
         seen = stalls = 0

@@ -117,7 +117,7 @@ def test_seeded_faults_are_the_same_in_any_order_and_end():
 
 
 def test_slow_store_waits_and_stalls_for_its_share():
-    slow = Slow(0, 0.02, 2, 0.1)
+    slow = Slow(0, 0.02, 2, 0.1, 0.5)
     delays = [slow(Request("GET", f"/{number}", None, 0), 0) for number in range(1000)]
     assert set(delays) == {0.02, 2.02}
     assert 60 < delays.count(2.02) == slow.stalls < 150
