@@ -6,7 +6,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 from typing import Any
 
 import numpy as np
@@ -195,15 +195,21 @@ class Objects:
         Raises:
             SourceError: One cannot be got.
         """
-        waiting: deque[Future[None]] = deque()
-        for number in numbers:
-            waiting.append(self._workers.submit(lambda number=number: self._stage(number)))  # type: ignore[misc]
-            if len(waiting) >= 4 * REQUESTS_AT_ONCE:
-                waiting.popleft().result()
+        waiting: set[Future[None]] = set()
+
+        def collect() -> None:
+            # Whichever comes first: one that stalls must not keep the others from being asked for.
+            for future in wait(waiting, return_when=FIRST_COMPLETED).done:
+                waiting.remove(future)
+                future.result()
                 done(1)
+
+        for number in numbers:
+            waiting.add(self._workers.submit(lambda number=number: self._stage(number)))  # type: ignore[misc]
+            if len(waiting) >= 4 * REQUESTS_AT_ONCE:
+                collect()
         while waiting:
-            waiting.popleft().result()
-            done(1)
+            collect()
 
     def _stage(self, number: int) -> None:
         if not self._known[number] and self._cached(number) is None:
