@@ -128,6 +128,10 @@ def last_steps(what: Pass, batch: Finished) -> tuple[torch.Tensor, ...]:
 def _called(function: BatchFunction, images: torch.Tensor, what: Pass, batch: Finished) -> torch.Tensor:
     try:
         made = function.fn(images)
+    except StopIteration as error:  # would end the loop as if the epoch were over
+        raise RuntimeError(
+            f"StopIteration raised by the function {function.name} of the recipe, on {_name(what, batch)}"
+        ) from error
     except Exception as error:
         error.add_note(f"raised by the function {function.name} of the recipe, on {_name(what, batch)}")
         raise

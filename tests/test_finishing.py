@@ -172,6 +172,14 @@ def test_mixing_comes_behind_functions_and_leaves_what_they_keep(image_folder):
         made(image_folder, replace(RECIPE.then(counted, name="counted"), mix=gp.MixUp(1.0)))
 
 
+def test_function_that_raises_stop_iteration_does_not_end_the_epoch_in_silence(image_folder):
+    def ended(images):
+        return next(iter(images[:0]))
+
+    with pytest.raises(RuntimeError, match="StopIteration raised by the function ended"):
+        made(image_folder, RECIPE.then(ended, name="ended"))
+
+
 def test_close_in_the_middle_ends_the_thread(image_folder):
     entered, release = threading.Event(), threading.Event()
 
