@@ -344,6 +344,7 @@ def test_mix_round_trips_and_is_part_of_the_identity():
         (lambda: gp.Mix(choices=()), "mix.choices"),
         (lambda: gp.Mix(choices=(gp.MixUp(),), weights=(1, 2)), "None or 1 weights"),
         (lambda: gp.Mix(choices=(gp.MixUp(),), weights=(0,)), "one of them positive"),
+        (lambda: gp.Mix(choices=(gp.MixUp(), gp.CutMix()), weights=(1e308, 1e308)), "mix.weights"),
         (lambda: gp.Mix(choices=(gp.MixUp(),), p=2), "mix.p"),
         (lambda: gp.Mix(choices=(gp.MixUp(),), num_classes=0), "mix.num_classes"),
         (lambda: replace(RECIPE, mix="MixUp"), "mix='MixUp'"),

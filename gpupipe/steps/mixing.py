@@ -74,7 +74,8 @@ class Mix:
         weights = self.weights
         if weights is not None:
             whole = isinstance(weights, Sequence) and len(weights) == len(found)
-            if not whole or not all(is_number(weight) and weight >= 0 for weight in weights) or sum(weights) <= 0:
+            whole = whole and all(is_number(weight) and weight >= 0 for weight in weights)
+            if not whole or not is_number(sum(weights)) or sum(weights) <= 0:
                 raise fail("mix.weights", weights, f"None or {len(found)} weights of at least 0, one of them positive")
             weights = tuple(as_float(weight) for weight in weights)
         count = self.num_classes
