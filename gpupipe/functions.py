@@ -84,9 +84,11 @@ def from_dict(found: object, functions: Mapping[str, Callable[..., Any]]) -> Fun
     Raises:
         ConfigError: An entry that is none, or a name that `functions` does not have.
     """
-    if not isinstance(found, Mapping) or set(found) != {"per", "name"} or found["per"] not in _TYPES:
+    per, name = (
+        (found.get("per"), found.get("name")) if isinstance(found, Mapping) and len(found) == 2 else (None, None)
+    )
+    if not isinstance(per, str) or per not in _TYPES or not isinstance(name, str):
         raise _refused("functions", found, 'objects with "per" ("batch" or "sample") and "name"')
-    name = found["name"]
     if name not in functions:
         raise ConfigError(
             f"the recipe has a function {name!r}, and JSON holds the name only: give the function itself, "
@@ -95,7 +97,7 @@ def from_dict(found: object, functions: Mapping[str, Callable[..., Any]]) -> Fun
             value=sorted(functions),
             allowed=name,
         )
-    return make(functions[name], found["per"], name)
+    return make(functions[name], per, name)
 
 
 def _qualified_name(fn: object) -> str | None:

@@ -407,6 +407,9 @@ class Recipe:
         unknown = set(found) - {"version", "steps", "precision", "exif", "output", "functions", "mix", "notes"}
         if unknown:
             raise fail("recipe", sorted(unknown), "without these unknown entries")
+        made = found.get("functions", [])
+        if not isinstance(made, list):
+            raise fail("functions", made, 'a list of objects with "per" and "name"')
         try:
             output = Output(**found.get("output", {}))
         except TypeError as error:
@@ -416,7 +419,7 @@ class Recipe:
             precision=found.get("precision", "float32"),
             exif=found.get("exif", "ignore"),
             output=output,
-            functions=tuple(own.from_dict(one, functions or {}) for one in found.get("functions", ())),
+            functions=tuple(own.from_dict(one, functions or {}) for one in made),
             mix=None if found.get("mix") is None else Mix.from_dict(found["mix"]),
             notes=found.get("notes", ()),
         )
