@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import threading
@@ -11,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TextIO, TypeVar
 
 import numpy as np
 
@@ -31,6 +32,7 @@ Cost = Callable[[Any], "tuple[int | None, int | None]"]
 PERCENTILES = (50, 90, 99)
 JOIN_TIMEOUT_S = 5.0
 LOOKS_A_TRACE = 5
+MAX_RESOURCES_S = 86_400
 REMOTE = "remote_"
 
 
@@ -53,7 +55,8 @@ def watch(
     Args:
         loader: A `Loader`, a torch DataLoader, or any iterable of batches.
         every: A line is said after so many steps; 0: none.
-        log: A file for everything, JSON lines; where several ranks write, ``{rank}`` in its name is replaced.
+        log: A file for everything, JSON lines; where several ranks write, ``{rank}`` in its name is replaced. If its
+            disk fills up, a line says so, and the training goes on.
         say: Takes the lines; None: they go to stderr.
         resources_s: Seconds between two looks at memory, files, threads and the GPU.
         cost: A batch's (bytes, pixels), where the loader does not tell them; a `Loader` does.
@@ -65,7 +68,7 @@ def watch(
 
     Raises:
         ConfigError: An argument that cannot work.
-        SourceError: The log cannot be written.
+        SourceError: The log cannot be opened.
 
     >>> import torch
     >>> watched = watch([torch.zeros(4, 3)] * 5, every=0)
@@ -192,13 +195,15 @@ class Watch:
         trace_memory: bool = False,
     ) -> None:
         self._every = check_integer("every", every, 0)
-        if not isinstance(resources_s, int | float) or not resources_s > 0:
+        if not isinstance(resources_s, int | float) or not 0 < resources_s <= MAX_RESOURCES_S:
             raise ConfigError(
-                f"resources_s={resources_s!r} is not valid: it must be seconds above 0",
+                f"resources_s={resources_s!r} is not valid: it must be seconds above 0, of at most {MAX_RESOURCES_S}",
                 field="resources_s",
                 value=resources_s,
-                allowed="> 0",
+                allowed=f"0 < resources_s <= {MAX_RESOURCES_S}",
             )
+        if global_batch_size is not None:
+            global_batch_size = check_integer("global_batch_size", global_batch_size, 1)
         self._say, self._cost, self._global_batch_size = say or _say, cost, global_batch_size
         self._trace_memory, self._looks = trace_memory, 0
         self._ranks = find_ranks()
@@ -226,7 +231,7 @@ class Watch:
         asked = clock()
         for batch in batches:
             came = clock()
-            samples, tensor_bytes = _samples(batch)
+            samples, tensor_bytes = samples_of(batch)
             size, pixels = self._cost_of(loader, batch)
             yield batch
             done = clock()
@@ -271,7 +276,10 @@ class Watch:
             self._look()
             self._write({"event": "end", "t": time.perf_counter() - self._start})
         if self._file is not None:
-            self._file.close()
+            try:
+                self._file.close()
+            except OSError as error:
+                self._say_end_of_log(self._file, error)
 
     def __enter__(self) -> Watch:
         return self
@@ -311,7 +319,17 @@ class Watch:
 
     def _cost_of(self, loader: Iterable[Any], batch: Any) -> tuple[int | None, int | None]:
         if self._cost is not None:
-            return self._cost(batch)
+            said: Any = self._cost(batch)
+            try:
+                size, pixels = (None if number is None else int(number) for number in said)
+            except (TypeError, ValueError) as error:
+                raise ConfigError(
+                    f"cost(batch) returned {said!r}: it must be (bytes, pixels), integers or None",
+                    field="cost",
+                    value=said,
+                    allowed="(bytes, pixels)",
+                ) from error
+            return size, pixels
         told = getattr(loader, "last_cost", None)
         return (None, None) if told is None else (told.bytes, told.pixels)
 
@@ -346,10 +364,23 @@ class Watch:
     def _write(self, event: dict[str, Any]) -> None:
         with self._lock:
             self._events.append(event)
-            if self._file is not None and not self._file.closed:
-                self._file.write(json.dumps(event) + "\n")
+            file = self._file
+            if file is None or file.closed:
+                return
+            try:
+                file.write(json.dumps(event) + "\n")
                 if event["event"] != "step":  # a look a second takes the steps before it along
-                    self._file.flush()
+                    file.flush()
+                return
+            except OSError as error:
+                self._file, why = None, error
+        self._say_end_of_log(file, why)
+
+    def _say_end_of_log(self, file: TextIO, error: OSError) -> None:
+        """A full disk ends the log, not the training."""
+        with contextlib.suppress(OSError):  # it flushes, which fails again
+            file.close()
+        self._say(f"the log {file.name!r} ends here, it cannot be written: {error.strerror or error}")
 
 
 def report_of(log: Log) -> WatchReport:
@@ -415,7 +446,7 @@ def describe(loader: Iterable[Any]) -> dict[str, Any]:
     return found
 
 
-def _samples(batch: Any) -> tuple[int | None, int]:
+def samples_of(batch: Any) -> tuple[int | None, int]:
     """Rows of the first tensor in the batch, and the bytes of all of them."""
     from gpupipe.trees import map_tensors
 
@@ -455,7 +486,7 @@ def _say(line: str) -> None:
     sys.stderr.write(f"gpupipe: {line}\n")
 
 
-def _opened(path: Path) -> Any:
+def _opened(path: Path) -> TextIO:
     try:
         return path.open("w", encoding="utf-8")
     except OSError as error:

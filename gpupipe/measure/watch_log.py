@@ -12,6 +12,7 @@ All times are seconds of one clock, from the beginning.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -101,21 +102,39 @@ def log_of(events: Sequence[dict[str, Any]], name: str) -> Log:
     """
     if not events or events[0].get("event") != "begin" or events[0].get("version") != VERSION:
         raise _no_log(Path(name), f'it does not start with an event "begin" of version {VERSION}')
+    _check_begin(events[0], name)
     looks = [event for event in events if event["event"] == "resources"]
     names = sorted({key for look in looks for key in look} - {"event"})
-    return Log(
-        name=name,
-        begin=dict(events[0]),
-        steps=_columns([event for event in events if event["event"] == "step"], _STEP_FIELDS),
-        resources=_columns(looks, names),
-        types=tuple(event["bytes"] for event in events if event["event"] == "types"),
-        finished=events[-1]["event"] == "end",
-    )
+    types: list[Any] = [event.get("bytes") for event in events if event["event"] == "types"]
+    try:
+        return Log(
+            name=name,
+            begin=dict(events[0]),
+            steps=_columns([event for event in events if event["event"] == "step"], _STEP_FIELDS),
+            resources=_columns(looks, names),
+            types=tuple({str(kind): int(size) for kind, size in dict(held).items()} for held in types),
+            finished=events[-1]["event"] == "end",
+        )
+    except (TypeError, ValueError, OverflowError) as error:
+        raise _no_log(Path(name), f"a value in it is no number ({error})") from error
+
+
+def _check_begin(begin: dict[str, Any], name: str) -> None:
+    for field, least in (("rank", 0), ("world_size", 1), ("cores", 1)):
+        value = begin.get(field, least)
+        if not isinstance(value, int) or value < least:
+            raise _no_log(Path(name), f"{field}={value!r} in its first line is no integer of at least {least}")
+    if not isinstance(begin.get("loader", {}), dict):
+        raise _no_log(Path(name), f"loader={begin['loader']!r} in its first line is no object")
 
 
 def _columns(events: Sequence[dict[str, Any]], names: Iterable[str]) -> dict[str, F64]:
     def number(value: Any) -> float:
-        return float("nan") if value is None else float(value)
+        if value is None:
+            return float("nan")
+        if not isinstance(value, int | float) or not math.isfinite(value):
+            raise TypeError(repr(value))
+        return float(value)
 
     return {name: np.array([number(event.get(name)) for event in events], np.float64) for name in names}
 

@@ -3,7 +3,9 @@
 import json
 import threading
 import time
+from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from torch.utils.data import DataLoader
@@ -145,7 +147,17 @@ def test_watch_takes_the_costs_that_it_is_told():
     assert steps["pixels"].tolist() == [7.0] * 6
 
 
-@pytest.mark.parametrize(("name", "value"), [("every", -1), ("every", 1.5), ("resources_s", 0), ("resources_s", "1")])
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("every", -1),
+        ("every", 1.5),
+        ("resources_s", 0),
+        ("resources_s", "1"),
+        ("resources_s", float("inf")),
+        ("global_batch_size", "64"),
+    ],
+)
 def test_watch_wrong_arguments_are_config_errors(name, value):
     with pytest.raises(ConfigError) as caught:
         gp.watch(BATCHES, **{name: value})
@@ -157,11 +169,56 @@ def test_watch_log_that_cannot_be_written_is_a_source_error(tmp_path):
         gp.watch(BATCHES, log=tmp_path / "nowhere" / "x.jsonl")
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+def test_watch_goes_on_when_the_disk_of_the_log_is_full():
+    lines = []
+    with gp.watch(BATCHES, every=0, log="/dev/full", say=lines.append, resources_s=0.01) as watched:
+        assert len(list(watched)) == len(BATCHES)
+    assert watched.report().steps == len(BATCHES)
+    assert [line for line in lines if "ends here" in line] == lines
+    assert len(lines) == 1
+
+
+@pytest.mark.parametrize("told", [3, ("many", 1), (1, 2, 3), None])
+def test_watch_costs_that_are_none_are_a_config_error(told):
+    with gp.watch(BATCHES, every=0, cost=lambda _: told) as watched, pytest.raises(ConfigError, match="cost"):
+        list(watched)
+
+
+def test_watch_costs_may_be_numbers_of_numpy(tmp_path):
+    with gp.watch(BATCHES, every=0, log=tmp_path / "x", cost=lambda _: (np.int64(3), None)) as watched:
+        list(watched)
+    assert read_log(tmp_path / "x").steps["bytes"].tolist() == [3.0] * len(BATCHES)
+
+
+@pytest.mark.parametrize(
+    ("event", "name", "value"),
+    [
+        ("begin", "rank", []),
+        ("begin", "cores", "x"),
+        ("begin", "loader", 3),
+        ("step", "wait_s", {}),
+        ("step", "epoch", float("nan")),
+        ("resources", "t", "x"),
+        ("types", "bytes", None),
+    ],
+)
+def test_log_with_a_wrong_value_is_a_source_error(tmp_path, event, name, value):
+    path = tmp_path / "x"
+    with gp.watch(BATCHES, every=0, log=path, trace_memory=True) as watched:
+        list(watched)
+    found = [json.loads(line) for line in path.read_text().splitlines()]
+    next(one for one in found if one["event"] == event)[name] = value
+    path.write_text("".join(json.dumps(one) + "\n" for one in found))
+    with pytest.raises(SourceError, match=r"no log of gpupipe\.watch"):
+        gp.diagnose(path)
+
+
 def test_meter_sees_memory_files_and_threads_grow(tmp_path):
     pytest.importorskip("psutil")
     meter = Meter()
     before = meter.look()
-    ballast = torch.ones(40_000_000 // 4)
+    ballast = torch.ones(400_000_000 // 4)  # more than what others free meanwhile
     files = [(tmp_path / str(number)).open("w") for number in range(5)]
     stop = threading.Event()
     threads = [threading.Thread(target=stop.wait) for _ in range(3)]
