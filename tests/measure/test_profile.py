@@ -103,6 +103,11 @@ def test_profile_takes_any_loader():
     assert report.batch_size == 4
 
 
+def test_profile_of_views_counts_images_and_not_views(image_folder):
+    with gp.Loader(image_folder, gp.Views(RECIPE, RECIPE), batch_size=4, backend="torchvision") as each:
+        assert gp.profile(each, seconds=0.1).batch_size == 4
+
+
 def test_profile_leaves_a_loader_open(image_folder):
     with gp.Loader(image_folder, RECIPE, batch_size=4, backend="torchvision") as loader:
         gp.profile(loader, seconds=0.1)

@@ -18,6 +18,7 @@ from gpupipe.errors import ConfigError
 from gpupipe.loader import Loader
 from gpupipe.measure.profiling.stages import Samples, stage_rates
 from gpupipe.measure.profiling.training import TrainingStep, synchronize, training_step
+from gpupipe.measure.watch import samples_of
 from gpupipe.parallel import usable_cores
 from gpupipe.parity.environment import environment
 from gpupipe.recipe import Recipe
@@ -239,6 +240,9 @@ def _endless(loader: Iterable[Any]) -> Iterator[Any]:
 
 
 def _rows(batch: Any) -> int:
+    rows, _ = samples_of(batch)
+    if rows is not None:
+        return rows
     images = batch[0] if isinstance(batch, list | tuple) else batch
     return len(next(iter(images.values())) if isinstance(images, dict) else images)
 
