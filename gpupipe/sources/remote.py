@@ -26,6 +26,8 @@ from gpupipe.sources.tar_index import JOINT, joint_names, stamps_of
 from gpupipe.sources.tar_samples import IMAGES, Layout, shorten
 
 _AT_ONCE = 16
+# Lock files of LMDB: no data, and two environments that share one are the same to py-lmdb.
+_LOCKS = ("-lock", "lock.mdb")
 _TAR = re.compile(r"\.(tar(\.(gz|zst))?|tgz)$", re.IGNORECASE)
 _MAGIC = re.compile(r"[*\[]")
 FORMATS = ("folder", "tar", "list", "lmdb", "memmap", "npy", "packed")
@@ -344,7 +346,8 @@ class _Opener:
             entries = beside if any(e.name == name for e in beside) else [Entry(self._store.root, None, "")]
         else:
             entries = self._listed()
-        files = {entry.name: settled(self._store, entry) for entry in entries if not entry.is_folder}
+        wanted = [entry for entry in entries if not entry.is_folder and not entry.name.endswith(_LOCKS)]
+        files = {entry.name: settled(self._store, entry) for entry in wanted}
         sizes = [entry.size or 0 for entry in files.values()]
         reach = self._reach(-(-sum(sizes) // 2), "all files")
         return RemoteWhole(reach, files, name, getattr(importlib.import_module(module), opener), self._options)
