@@ -47,6 +47,10 @@ class Workers:
                 self._tasks.put(None)
             self._started = 0
 
+    def __del__(self) -> None:
+        if hasattr(self, "_tasks"):  # whoever had them did not close them; the threads know only the queue
+            self.close()
+
 
 def _work(tasks: queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None]) -> None:
     while (found := tasks.get()) is not None:

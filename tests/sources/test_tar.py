@@ -529,7 +529,7 @@ def test_tar_keeps_no_descriptor_for_a_map(tmp_path):
 
 
 def test_tar_maps_only_so_many_shards_at_once(tmp_path, monkeypatch):
-    monkeypatch.setattr(tar_module, "_MAPS_AT_MOST", 3)
+    monkeypatch.setattr(tar_module, "MAPS_AT_MOST", 3)
     write_shards(tmp_path, shards=9, per_shard=1)
     source = TarShards(tmp_path)
     for _ in range(2):
