@@ -23,7 +23,7 @@ from gpupipe.backends.erasing import erase
 from gpupipe.convert import from_torchvision, notes, to_torchvision
 from gpupipe.errors import ConfigError
 from gpupipe.plan import make_plan
-from gpupipe.recipe import Output, Recipe
+from gpupipe.recipe import Output, Recipe, fixed_size
 from gpupipe.records import JitterRows, Plan
 from gpupipe.steps import (
     AutoAugment,
@@ -1052,8 +1052,8 @@ def test_to_torchvision_any_recipe_without_chance_equals_the_plan(recipe):
     certain = (Resize, CenterCrop, RandomHorizontalFlip, RandomVerticalFlip, Grayscale, Normalize)
     steps = tuple(step for step in recipe.steps if isinstance(step, certain))
     steps = tuple(type(s)(round(s.p)) if isinstance(s, RandomHorizontalFlip | RandomVerticalFlip) else s for s in steps)
-    if not any(isinstance(step, Resize | CenterCrop) for step in steps):
-        steps = (Resize((20, 30)), *steps)
+    if fixed_size(steps) is None:  # a crop that was left out fixed it
+        steps = (Resize((20, 30)), *(step for step in steps if not isinstance(step, Resize)))
     recipe = Recipe(steps=steps, precision=recipe.precision, exif=recipe.exif, output=Output(dtype=recipe.output.dtype))
     image = pil(23, 31)
     image.getexif()[0x0112] = 8
@@ -1352,6 +1352,9 @@ def test_tail_begins_with_the_first_step_that_cannot_be_converted(caplog):
         ([v2.RandomInvert(), v2.CenterCrop((40, 48)), TENSOR], "pil", False, "uint8"),
         ([v2.RandomRotation(5, InterpolationMode.BICUBIC), TENSOR], "pil", False, "uint8"),
         ([v2.RandomInvert(), TENSOR, v2.RandomInvert()], "float32", False, "uint8"),
+        # Erasing that no Normalize of the recipe follows.
+        ([TENSOR, v2.RandomErasing(value="random"), NORMALIZE], "float32", False, "float32"),
+        ([v2.PILToTensor(), v2.RandomErasing(value=51), Mine(), TO_FLOAT], "uint8", False, "uint8"),
     ],
 )
 def test_tail_finds_the_image_that_it_was_written_for(steps, image, tv_image, precision):
@@ -1374,6 +1377,12 @@ def test_tail_needs_images_of_one_size():
     with pytest.raises(ConfigError) as caught:
         from_torchvision(v2.Compose([v2.Resize(40), Mine(), v2.CenterCrop(32), TENSOR]), unsupported="tail")
     assert caught.value.value == found
+
+
+@pytest.mark.parametrize("steps", [(NORMALIZE,), (Mine(), NORMALIZE)])
+def test_mixing_is_no_part_of_a_tail_which_sees_one_image(steps):
+    with pytest.raises(ConfigError, match=r"MixUp: not supported; it works on batches"):
+        read(TENSOR, *steps, v2.MixUp(num_classes=3), unsupported="tail")
 
 
 def test_without_anything_unsupported_there_is_no_tail(caplog):

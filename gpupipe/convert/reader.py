@@ -96,6 +96,9 @@ class Reader:
 
     def read(self, position: str, transform: object) -> None:
         """The next transform."""
+        if isinstance(transform, v2.MixUp | v2.CutMix):  # no tail either, which sees one image
+            self.read_one(position, transform)
+            return
         if self.rest:
             self.rest.append(transform)
             return
@@ -430,6 +433,7 @@ class Reader:
 
     def resume_tail(self, tail: Tail) -> None:
         """A tail that an earlier conversion made, with nothing but a conversion behind it."""
+        self.keep_early_erasing()
         self.finished = tail
         self.image, self.tv_image, self.full_range = "float32", False, False
 
@@ -469,7 +473,8 @@ class Reader:
 
     def keep_early_erasing(self) -> None:
         """RandomErasing that no Normalize follows."""
-        for name, values, levels in self.early_erasing:
+        early, self.early_erasing = self.early_erasing, []
+        for name, values, levels in early:
             value = values["value"]
             if isinstance(value, str) and levels != 1:
                 self.problems.append(f"{name}: random values on uint8 tensors; put it behind the conversion to float")
