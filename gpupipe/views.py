@@ -8,8 +8,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from gpupipe.errors import ConfigError
 from gpupipe.recipe import Exif, Recipe
+from gpupipe.steps.base import fail
 
 MAX_VIEWS = 1 << 16  # the number of a view has 16 bits of a counter
 
@@ -36,12 +36,12 @@ class Views:
 
     def __init__(self, *recipes: Recipe) -> None:
         if not 1 <= len(recipes) <= MAX_VIEWS or not all(isinstance(recipe, Recipe) for recipe in recipes):
-            raise _fail("views", recipes, f"1 to {MAX_VIEWS} recipes, as in Views(recipe, recipe)")
+            raise fail("views", recipes, f"1 to {MAX_VIEWS} recipes, as in Views(recipe, recipe)")
         ways = {recipe.exif for recipe in recipes}
         if len(ways) > 1:
-            raise _fail("exif", sorted(ways), "the same in all views, because the image is decoded once")
+            raise fail("exif", sorted(ways), "the same in all views, because the image is decoded once")
         if any(recipe.mix is not None for recipe in recipes):
-            raise _fail("mix", [recipe.mix for recipe in recipes], "None in each view: there is one label for them all")
+            raise fail("mix", [recipe.mix for recipe in recipes], "None in each view: there is one label for them all")
         object.__setattr__(self, "recipes", recipes)
 
     def __len__(self) -> int:
@@ -70,9 +70,9 @@ class Views:
         try:
             found = json.loads(text)
         except (ValueError, TypeError, RecursionError) as error:
-            raise _fail("text", str(text)[:80], "the JSON that Views.to_json wrote") from error
+            raise fail("text", str(text)[:80], "the JSON that Views.to_json wrote") from error
         if not isinstance(found, Mapping) or found.get("version") != 1 or not isinstance(found.get("views"), list):
-            raise _fail("text", text[:80], 'an object with "version": 1 and "views", as Views.to_json writes it')
+            raise fail("text", text[:80], 'an object with "version": 1 and "views", as Views.to_json writes it')
         return cls(*(Recipe.from_json(json.dumps(recipe), functions=functions) for recipe in found["views"]))
 
     @property
@@ -90,9 +90,3 @@ class Views:
 def recipes_of(recipe: Recipe | Views) -> tuple[Recipe, ...]:
     """One for each view."""
     return recipe.recipes if isinstance(recipe, Views) else (recipe,)
-
-
-def _fail(field: str, value: object, allowed: str) -> ConfigError:
-    return ConfigError(
-        f"{field}={value!r} is not valid: it must be {allowed}", field=field, value=value, allowed=allowed
-    )
