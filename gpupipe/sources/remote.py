@@ -274,8 +274,8 @@ class _Opener:
         store = self._store
         root = store.root.rstrip("/")
         with tempfile.TemporaryDirectory(prefix="gpupipe-") as folder:
-            for name in (MANIFEST,):
-                self._copy(f"{root}/{name}", os.path.join(folder, name))
+            with open(os.path.join(folder, MANIFEST), "wb") as file:
+                file.write(read_file(store, f"{root}/{MANIFEST}"))
             try:
                 format, kinds = read_manifest(folder)
             except SourceError as error:
@@ -303,11 +303,6 @@ class _Opener:
         options, _ = _tar_options(self._options)
         shards_source = RemoteTar(reach, shards, table, options, store.uri)
         return RemotePacked(shards_source, kinds) if as_json else shards_source
-
-    def _copy(self, path: str, to: str) -> None:
-        data = read_file(self._store, path)
-        with open(to, "wb") as file:
-            file.write(data)
 
     def open_lmdb(self) -> Source:
         name = self._store.root.rpartition("/")[2]
