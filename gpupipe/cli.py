@@ -275,8 +275,9 @@ def _demo(arguments: argparse.Namespace) -> int:
     _argument("--json", action="store_true", help="print JSON instead of the table"),
 )
 def _parity(arguments: argparse.Namespace) -> int:
-    """Compare two backends stage by stage (decode, resize, jitter, normalise, whole chain) on the files of a folder.
+    """Compare two backends stage by stage on the files of a folder.
 
+    Stages: decode, resize, jitter, each operation of the recipe, normalise, erase, and the whole chain.
     Differences are in LSB: 1/255 of a pixel's range before normalisation. Exit status 1 if a tolerance is broken.
     """
     recipe = _recipe(arguments.recipe, arguments)
