@@ -1,6 +1,7 @@
 """What comes behind the backend: functions of people's own, and mixing; in a thread beside the training loop's.
 
-Mixing 64 images of 224 x 224 takes 25 ms of a core, and a function may take any time: neither should be waited for.
+Mixing takes milliseconds of a core for each batch (`benchmarks/bench_batches.py` measures it), and a function may take
+any time: neither should be waited for.
 """
 
 from __future__ import annotations
