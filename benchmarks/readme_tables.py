@@ -213,6 +213,46 @@ def accuracy() -> str:
     return table([f"{measured['seeds']} seeds", "accuracy", "sd", "difference (95 % interval)", "p"], rows)
 
 
+def session() -> str:
+    """What came of doing what diagnose says."""
+    rounds = result("session")["rounds"]
+    rows = [
+        [
+            each["setting"],
+            f"{each['images_per_s']:.0f}",
+            f"{each['images_per_s'] / rounds[0]['images_per_s']:.1f}",
+            f"{100 * each['waited']:.0f} %",
+            f"`{each['finding']}`" if each["finding"] else "nothing to change",
+        ]
+        for each in rounds
+    ]
+    return table(["how it loads", "images/s", "gain", "waits", "diagnose says first"], rows)
+
+
+def diagnosis() -> str:
+    """How often planted conditions are found, and healthy runs blamed."""
+    measured = result("diagnose")
+    conditions = {name: each for name, each in measured["conditions"].items() if name != "healthy"}
+    missed = ", ".join(
+        f"`{name}` {each['named_first']} of {each['runs']}"
+        for name, each in conditions.items()
+        if each["named_first"] < each["runs"]
+    )
+    runs = sum(each["runs"] for each in conditions.values())
+    first = sum(each["named_first"] for each in conditions.values())
+    healthy = measured["conditions"]["healthy"]
+    watch = result("watch")
+    not_always = f" (not always: {missed})" if missed else ""
+    blamed = healthy["runs"] - healthy["named_first"]
+    cost = f"{watch['us_a_step']:.0f} us a step and {watch['ms_a_look']:.1f} ms a second"
+    return (
+        f"{len(conditions)} conditions planted in {runs} real runs: named first in {first} "
+        f"({100 * measured['named_first_share']:.0f} %), found in {100 * measured['found_share']:.0f} %{not_always}; "
+        f"false alarms in {blamed} of {healthy['runs']} healthy runs. `watch` takes {cost}: "
+        f"{100 * watch['share']:.2f} % of a loop with steps of {watch['step_ms']} ms."
+    )
+
+
 TABLES: dict[str, Callable[[], str]] = {
     "cpu": cpu,
     "scale": scale,
@@ -223,6 +263,8 @@ TABLES: dict[str, Callable[[], str]] = {
     "operators": operators,
     "dali_operators": dali_operators,
     "accuracy": accuracy,
+    "session": session,
+    "diagnosis": diagnosis,
 }
 
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 import weakref
 from collections.abc import Callable, Sequence
 from queue import SimpleQueue
@@ -221,8 +222,9 @@ class _Crew:
             self._tasks.put(None)
         if threading.current_thread() in self._threads:
             return  # an abandoned backend, collected in one of its own workers, which the others may be waiting for
+        deadline = time.monotonic() + JOIN_TIMEOUT_S
         for thread in self._threads:
-            thread.join(JOIN_TIMEOUT_S)
+            thread.join(max(0.0, deadline - time.monotonic()))
 
     # In the workers
 

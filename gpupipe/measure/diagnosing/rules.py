@@ -26,8 +26,11 @@ WARM_UP_STEPS, LEAST_STEPS = 5, 30
 IDLE_CORES, BUSY_CORES = 0.6, 0.85
 # A first batch of an epoch that takes as long as so many steps, in all but the first epoch.
 LATE_START_STEPS = 10
-# Rank correlation of a step's time with its batch's cost, and the spread that makes it matter.
-CORRELATION, SPREAD = 0.5, 0.2
+# Correlation of a step's time with its batch's cost, that of their ranks (one huge batch makes the former alone), and
+# the spread that makes it matter.
+CORRELATION, RANK_CORRELATION, SPREAD = 0.5, 0.25, 0.2
+# Fewer steps say nothing of what goes on for ever.
+LEAST_STEPS_OF_A_TREND = 100
 # Growth of memory: of what there was after the warm-up, and in bytes, over the run; chance of it without a trend.
 GROWTH, GROWTH_BYTES, CHANCE = 0.05, 50e6, 1e-3
 # Of the epochs, with something more open than in the one before.
@@ -213,7 +216,8 @@ def cost_swing(logs: Sequence[Log]) -> Finding | None:
     for name in ("pixels", "bytes"):
         cost = log.steps[name][steady]
         if not np.isnan(cost).any() and cost.std() > 0:
-            best = max(best, (_rank_correlation(times, cost), name))
+            if _rank_correlation(times, cost) >= RANK_CORRELATION:
+                best = max(best, (float(np.corrcoef(times, cost)[0, 1]), name))
     correlation, name = best
     if correlation < CORRELATION:
         return None
@@ -221,8 +225,8 @@ def cost_swing(logs: Sequence[Log]) -> Finding | None:
     heavy = log.steps[name][steady]
     return Finding(
         code="cost-swing",
-        evidence=f"the time of a step varies by {100 * spread:.0f} % and follows the {name} of its batch (rank "
-        f"correlation {correlation:.2f}; heaviest batch {heavy.max() / np.median(heavy):.1f} times the median)",
+        evidence=f"the time of a step varies by {100 * spread:.0f} % and follows the {name} of its batch "
+        f"(correlation {correlation:.2f}; heaviest batch {heavy.max() / np.median(heavy):.1f} times the median)",
         cause="some batches hold much heavier images than others",
         fix=f'sampler=gpupipe.CostAware("{name}"), which evens out the cost of batches',
         share=float((times - np.median(times)).clip(min=0).sum() / times.sum()),
@@ -308,9 +312,9 @@ def _trend(log: Log, name: str) -> tuple[float, float, float, float, float, floa
         return None
     kept = ~np.isnan(values)
     values, times = values[kept], times[kept]
-    after = len(values) // 5  # the warm-up
+    after = len(values) // 3  # pools and caches fill
     values, times = values[after:], times[after:]
-    if len(values) < 10:
+    if len(values) < 10 or len(log.steps["t"]) < LEAST_STEPS_OF_A_TREND:
         return None
     slope, low, high, chance = _theil_sen(times, values)
     half = len(values) // 2
