@@ -89,15 +89,7 @@ class Index:
         with self._lock:
             try:
                 if self._db is None:
-                    db = sqlite3.connect(self._path, timeout=BUSY_S, isolation_level=None, check_same_thread=False)
-                    try:
-                        db.execute("PRAGMA journal_mode = WAL")
-                        # Waits for the disk only now and then; a power failure loses rows, but damages nothing.
-                        db.execute("PRAGMA synchronous = NORMAL")
-                    except BaseException:
-                        db.close()
-                        raise
-                    self._db = db
+                    self._db = _opened(self._path)
                 yield self._db
             except sqlite3.Error as error:
                 raise _as_os_error(error, self._path) from error
@@ -284,6 +276,24 @@ class Index:
 
 class DamagedIndex(OSError):
     """The file is no database, or a damaged one."""
+
+
+def _opened(path: str) -> sqlite3.Connection:
+    until = time.monotonic() + BUSY_S
+    while True:
+        db = sqlite3.connect(path, timeout=BUSY_S, isolation_level=None, check_same_thread=False)
+        try:
+            # Refused at once, whatever the timeout, while another process that begins, too, makes the same change.
+            db.execute("PRAGMA journal_mode = WAL")
+            # Waits for the disk only now and then; a power failure loses rows, but damages nothing.
+            db.execute("PRAGMA synchronous = NORMAL")
+            return db
+        except BaseException as error:
+            db.close()
+            busy = getattr(error, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_BUSY
+            if not busy or time.monotonic() > until:
+                raise
+        time.sleep(0.01)
 
 
 def _as_os_error(error: sqlite3.Error, path: str) -> OSError:
