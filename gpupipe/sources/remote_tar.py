@@ -177,12 +177,16 @@ class RemoteTar(TarShards):
 
     def _read_range(self, shard: int, start: int, end: int) -> bytes:
         """Bytes of a shard, of the version that was opened."""
+        self._look(shard)
+        return self._reach.store.read(self._entries[shard].path, start, end)
+
+    def _look(self, shard: int) -> None:
+        """See now and then that a shard still is the version that was opened, where nothing else tells."""
         entry, now = self._entries[shard], time.monotonic()
         if not self._looked[shard] or now - self._looked[shard] > _LOOK_S:
             if entry.version and self._reach.store.info(entry.path).version != entry.version:
                 raise changed(self._reach.store, entry.path)
             self._looked[shard] = now
-        return self._reach.store.read(entry.path, start, end)
 
     def _read_cached(self, cache: Cache, shard: int, offset: int, size: int) -> Encoded | None:
         """From the cache, or what of the shard has come so far; None where that would take too long."""
@@ -206,6 +210,8 @@ class RemoteTar(TarShards):
                 else:
                     found, come = _from_partial(part, offset, size)
                     if found is not None:
+                        # What comes is compared with its version when it is whole, and this is before.
+                        self._look(shard)
                         return found
                     patience_s = _BEGIN_S if come < 0 else _PATIENCE_S
                     if waited > patience_s or offset + size - come > _PATIENCE_BYTES:
