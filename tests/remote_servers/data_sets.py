@@ -84,7 +84,7 @@ KINDS = {
 }
 OVER_HTTP = [(name, cached) for name, kind in KINDS.items() for cached in (False, True) if cached or not kind.whole]
 # Fewer, as each of its clients takes s3fs a third of a second to make.
-OVER_S3 = [("folder", False), ("folder", True), ("tar", False), ("tar without index", True), ("lmdb", True)]
+OVER_S3 = [("folder", False), ("tar", True), ("tar without index", True), ("lmdb", True)]
 each_kind = pytest.mark.parametrize(
     ("remote", "kind", "cached"),
     [("http", *each) for each in OVER_HTTP] + [("s3", *each) for each in OVER_S3],

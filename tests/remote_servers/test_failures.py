@@ -99,7 +99,7 @@ def test_secrets_are_nowhere_in_errors(s3_remote):
 
 @pytest.mark.parametrize(
     ("remote", "kind", "cached"),
-    [("http", "folder", False), ("http", "tar", True), ("s3", "folder", True), ("s3", "tar", False)],
+    [("http", "folder", False), ("http", "tar", True), ("s3", "folder", True)],
     indirect=["remote"],
 )
 def test_server_goes_away_in_the_middle_and_comes_back(remote, tmp_path, kind, cached):
