@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -19,6 +20,9 @@ from gpupipe.sources.values import NPZ_DAMAGE
 
 VERSION = 1
 _AT_ONCE = 4096  # strings that are made in one go when all are gone through
+# NumPy parses the header of each array as Python, and in Python 3.11 several threads that parse at once can end in
+# "SystemError: AST constructor recursion depth mismatch" (CPython issue 106905).
+_PARSING = threading.Lock()
 _ARRAYS = ("labels", "offsets", "sizes_bytes", "shapes_px")
 
 
@@ -150,7 +154,7 @@ class Table:
         path = os.fspath(path)
         try:
             # np.load leaves a file open that it opened itself and that turns out to be no archive.
-            with open(path, "rb") as opened, np.load(opened, allow_pickle=False) as file:
+            with _PARSING, open(path, "rb") as opened, np.load(opened, allow_pickle=False) as file:
                 found = {name: file[name] for name in file.files}
             head = json.loads(found.pop("head").tobytes())
             version = head["gpupipe_table"]
