@@ -285,7 +285,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--print", action="store_true", help="show the tables and write nothing")
     if parser.parse_args().print:
-        print("\n\n".join(f"{name}:\n{make()}" for name, make in TABLES.items()))
+        for name, make in TABLES.items():
+            try:
+                print(f"{name}:\n{make()}\n")
+            except FileNotFoundError as error:
+                print(f"{name}: not measured yet, there is no {error.filename}\n")
         return
     readme = REPO / "README.md"
     readme.write_text(filled(readme.read_text()))
