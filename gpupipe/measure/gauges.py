@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import glob
 import shutil
 import sys
 from collections import Counter
@@ -25,7 +26,7 @@ class Gauges:
         shared_memory_bytes, shared_memory_limit_bytes: Of the whole machine or container.
         files: Open file descriptors.
         threads, processes: Of this process and its children.
-        child_threads: Of the children alone.
+        running: Threads of all of them that compute, or wait for a core to do so; Linux only.
         read_bytes, reads: So far, by calls that read, from the page cache too.
         gpu_use: In [0, 1]: the share of the last sampling period in which a kernel ran.
         gpu_memory_bytes: In use on this process's GPU, by all.
@@ -38,7 +39,7 @@ class Gauges:
     shared_memory_limit_bytes: int | None = None
     files: int | None = None
     threads: int | None = None
-    child_threads: int | None = None
+    running: int | None = None
     processes: int | None = None
     read_bytes: int | None = None
     reads: int | None = None
@@ -76,7 +77,7 @@ class Meter:
             return {}
         own = self._psutil.Process()
         cpu_s, private, shared, files, threads, reads, read_bytes, processes = 0.0, 0, 0, 0, 0, 0, 0, 0
-        own_threads = own.num_threads()
+        running = 0
         for process in (own, *own.children(recursive=True)):
             try:
                 with process.oneshot():
@@ -90,6 +91,7 @@ class Meter:
             except self._psutil.Error:  # it ended in between, or is another user's
                 continue
             processes += 1
+            running += _running(process.pid)
             cpu_s += times.user + times.system
             of_others = getattr(memory, "shared", 0)
             private += memory.rss - of_others
@@ -100,7 +102,7 @@ class Meter:
             "host_bytes": private + shared,
             "files": files,
             "threads": threads,
-            "child_threads": threads - own_threads,
+            "running": running if sys.platform == "linux" else None,
             "processes": processes,
             "reads": reads,
             "read_bytes": read_bytes,
@@ -114,6 +116,15 @@ class Meter:
             use, memory = nvml.nvmlDeviceGetUtilizationRates(handle), nvml.nvmlDeviceGetMemoryInfo(handle)
             return {"gpu_use": use.gpu / 100, "gpu_memory_bytes": memory.used}
         return {}
+
+
+def _running(pid: int) -> int:
+    """Threads of a process in the state R, by /proc (see proc_pid_stat(5)); 0 where there is no such thing."""
+    found = 0
+    for stat in glob.iglob(f"/proc/{pid}/task/*/stat"):
+        with suppress(OSError), open(stat, "rb") as file:
+            found += file.read().rpartition(b")")[2].lstrip()[:1] == b"R"
+    return found
 
 
 def _uuid(gpu: int) -> str:

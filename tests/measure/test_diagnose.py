@@ -189,8 +189,8 @@ def test_pinning_without_a_gpu():
 
 def test_more_threads_than_cores():
     run = {"wait_s": 0.1, "cpu_s": lambda share: 8 * 60 * share}
-    assert "oversubscribed" in codes(**run, child_threads=lambda _: 8 * 5)
-    assert "oversubscribed" not in codes(**run, child_threads=lambda _: 8 * 2)
+    assert "oversubscribed" in codes(**run, running=lambda _: 40)
+    assert "oversubscribed" not in codes(**run, running=lambda _: 9)
 
 
 def test_batches_that_wait_in_too_large_a_number():

@@ -39,9 +39,8 @@ LEAKING_EPOCHS = 0.7
 UNEVEN_RATIO, UNEVEN_SHARE = 1.5, 0.05
 # A sudden wait: in seconds, and as a multiple of the median step and wait; it is rare, or it would be the rule.
 SUDDEN_S, SUDDEN_TIMES, RARE = 0.5, 10, 0.1
-# Threads at work for each core.
+# Threads that compute or want to, for each core; idle pools of libraries do not count.
 OVERSUBSCRIBED = 1.5
-THREADS_OF_A_WORKER = 2  # itself, and the one that puts batches into its queue
 SHARED_MEMORY_FULL = 0.8
 # Of all memory, in batches that wait.
 QUEUE_SHARE = 0.2
@@ -459,17 +458,17 @@ def sudden_waits(logs: Sequence[Log]) -> Finding | None:
 def oversubscribed(logs: Sequence[Log]) -> Finding | None:
     """More threads compute than there are cores."""
     log = logs[0]
-    workers, threads, busy = log.loader.get("workers"), log.resources.get("child_threads"), _busy_cores(log)
-    if not workers or threads is None or not len(threads) or not _is_data_bound(log) or (busy or 0) < BUSY_CORES:
+    running, busy = log.resources.get("running"), _busy_cores(log)
+    if running is None or not len(running) or not _is_data_bound(log) or (busy or 0) < BUSY_CORES:
         return None
-    computing = float(np.nanmax(threads)) - (THREADS_OF_A_WORKER - 1) * workers
-    if computing <= max(OVERSUBSCRIBED * log.cores, workers + 1):
+    computing = float(np.nanmedian(running))
+    if computing < max(OVERSUBSCRIBED * log.cores, log.cores + 2):
         return None
     return Finding(
         code="oversubscribed",
-        evidence=f"{workers} workers run {computing:.0f} computing threads on {log.cores} cores, which are "
+        evidence=f"{computing:.0f} threads compute or wait for one of {log.cores} cores, which are "
         f"{100 * (busy or 0):.0f} % busy, and the loop waits {100 * waited_share(log):.0f} % of its time",
-        cause="the workers' threads take the cores from each other",
+        cause="more threads compute than there are cores, and take them from each other",
         fix="torch.set_num_threads(1), cv2.setNumThreads(0) or OMP_NUM_THREADS=1 in worker_init_fn=, and "
         f"num_workers={log.cores}",
         share=waited_share(log),
