@@ -213,6 +213,24 @@ def accuracy() -> str:
     return table([f"{measured['seeds']} seeds", "accuracy", "sd", "difference (95 % interval)", "p"], rows)
 
 
+def remote() -> str:
+    """Epochs over a slow store, and through the cache."""
+    measured = result("cache")
+    epochs, waits = measured["epochs"], measured["waits"]
+    rows = []
+    for way in ("fsspec in a DataLoader", "webdataset", "webdataset with its cache", *_OURS):
+        found = {form: epochs.get(f"{way}, {form}") for form in ("folder", "tar")}
+        speeds = ["-" if each is None else f"{each['images_per_s']:,.0f}" for each in found.values()]
+        waited = [waits.get(f"{way}, {form}") for form in found]
+        shares = ["-" if each is None else f"{100 * each['share_over_100_ms']:.0f} %" for each in waited]
+        rows.append([f"gpupipe, {way}" if way in _OURS else way, *speeds, *shares])
+    head = ("", "images/s, one object each", "in tar shards", "steps that waited over 0.1 s", "in tar shards")
+    return table(head, rows)
+
+
+_OURS = ("direct", "first epoch", "staged first", "later epochs", "local copy")
+
+
 def session() -> str:
     """What came of doing what diagnose says."""
     rounds = result("session")["rounds"]
@@ -241,16 +259,18 @@ def diagnosis() -> str:
     runs = sum(each["runs"] for each in conditions.values())
     first = sum(each["named_first"] for each in conditions.values())
     healthy = measured["conditions"]["healthy"]
-    watch = result("watch")
     not_always = f" (not always: {missed})" if missed else ""
     blamed = healthy["runs"] - healthy["named_first"]
-    cost = f"{watch['us_a_step']:.0f} us a step and {watch['ms_a_look']:.1f} ms a second"
     return (
         f"{len(conditions)} conditions planted in {runs} real runs: named first in {first} "
         f"({100 * measured['named_first_share']:.0f} %), found in {100 * measured['found_share']:.0f} %{not_always}; "
-        f"false alarms in {blamed} of {healthy['runs']} healthy runs. `watch` takes {cost}: "
-        f"{100 * watch['share']:.2f} % of a loop with steps of {watch['step_ms']} ms."
+        f"false alarms in {blamed} of {healthy['runs']} healthy runs."
     )
+
+
+def watching() -> str:
+    found = result("watch")
+    return f"`watch` takes {found['us_a_step']:.0f} us a step, and {found['ms_a_look']:.1f} ms a second for its looks."
 
 
 TABLES: dict[str, Callable[[], str]] = {
@@ -263,8 +283,10 @@ TABLES: dict[str, Callable[[], str]] = {
     "operators": operators,
     "dali_operators": dali_operators,
     "accuracy": accuracy,
+    "remote": remote,
     "session": session,
     "diagnosis": diagnosis,
+    "watching": watching,
 }
 
 
