@@ -61,7 +61,7 @@ def test_output_is_that_given():
 
 @pytest.mark.parametrize("name", ["resnet50", "augmix", None, 3])
 def test_unknown_name_is_refused_with_those_that_are_known(name):
-    with pytest.raises(ConfigError, match="must be one of 'resnet50-v1', 'resnet50-v2'.*AugMix among them") as caught:
+    with pytest.raises(ConfigError, match=r"must be one of 'resnet50-v1', 'resnet50-v2'.*AugMix among them") as caught:
         Recipe.imagenet_reference(name)
     assert caught.value.field == "name"
 

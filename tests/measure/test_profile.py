@@ -62,7 +62,7 @@ def test_profile_names_reading_where_reads_are_slow(image_folder):
     report = gp.profile(SlowSource(open_source(image_folder), 0.05), RECIPE, **SHORT)
     assert report.limiting == "read"
     read = report.stages[0]
-    assert read.images_per_s["1"] < 1 / 0.05
+    assert read.images_per_s["1"] < 1.2 / 0.05  # one that ends as the clock starts may be counted
 
 
 def test_profile_of_a_slow_step_is_bound_by_it(image_folder):
