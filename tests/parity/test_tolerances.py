@@ -195,3 +195,15 @@ def test_every_tolerance_says_why():
                     tolerances.today(pair, recipe, "uint8", strong=strong),
                 ):
                     assert len(found.reason) > 10
+
+
+def test_bicubic_in_uint8_is_judged_by_a_share_where_the_sides_round_otherwise():
+    recipe = gp.Recipe.eval(size=16, resize=18, interpolation="bicubic", precision="uint8")
+    dali = Pair(backend="dali", reference="torchvision", gpu=False, gpu_decode=False)
+    numba = Pair(backend="numba", reference="torchvision", gpu=False, gpu_decode=False)
+    for judged in (
+        lambda pair: tolerances.resize(pair, recipe),
+        lambda pair: tolerances.chain(pair, recipe, strong=False, same_pixels=False),
+    ):
+        assert (judged(dali).max_lsb, judged(dali).share) == (1, 0.002)
+        assert (judged(numba).max_lsb, judged(numba).share) == (0, 0)
