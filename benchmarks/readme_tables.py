@@ -231,9 +231,9 @@ def remote() -> str:
 _OURS = ("direct", "first epoch", "staged first", "later epochs", "local copy")
 
 
-def session() -> str:
+def slow_loader() -> str:
     """What came of doing what diagnose says."""
-    rounds = result("session")["rounds"]
+    rounds = result("slow_loader")["rounds"]
     rows = [
         [
             each["setting"],
@@ -284,7 +284,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "dali_operators": dali_operators,
     "accuracy": accuracy,
     "remote": remote,
-    "session": session,
+    "slow_loader": slow_loader,
     "diagnosis": diagnosis,
     "watching": watching,
 }

@@ -5,7 +5,7 @@ made anew in every epoch. Each round trains for some epochs (a step takes a fixe
 the first finding's fix; it ends when nothing is found, or nothing is left to apply. The gain after each is in
 images a second of the whole run, epochs' beginnings included.
 
-    python benchmarks/bench_session.py [--images 1200] [--epochs 4]
+    python benchmarks/bench_slow_loader.py [--images 1200] [--epochs 4]
 """
 
 from __future__ import annotations
@@ -182,8 +182,8 @@ def main() -> None:
     measured = {"rounds": rounds, "gain": last / first, "step_s": STEP_S, "images_per_s_without_waiting": ceiling}
     if arguments.only_look:
         return
-    write_result("session", measured)
-    draw(rounds, RESULTS / "session.png")
+    write_result("slow_loader", measured)
+    draw(rounds, RESULTS / "slow_loader.png")
 
 
 if __name__ == "__main__":
