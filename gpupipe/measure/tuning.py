@@ -6,7 +6,7 @@ import json
 import math
 import os
 import time
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
@@ -19,6 +19,7 @@ from gpupipe.backends.base import Options
 from gpupipe.checks import check_integer
 from gpupipe.errors import BackendUnavailable, ConfigError, SourceError
 from gpupipe.loader import Loader
+from gpupipe.measure.batches import endless, rows_of
 from gpupipe.measure.usage import MISSING, Tree
 from gpupipe.parallel import usable_cores
 from gpupipe.parity.environment import environment
@@ -461,14 +462,14 @@ def _rate(make: Make, settings: Settings, seconds: float, deadline: float, tree:
     """Images a second of a fresh loader, epoch after epoch, behind its first two batches; and its memory in MB."""
     loader, close = make(settings)
     try:
-        batches = _endless(loader)
+        batches = endless(loader)
         begin, images = time.perf_counter(), 0
         for number, batch in enumerate(batches):
             now = time.perf_counter()
             if number == WARM_UP_BATCHES and now < deadline:
                 begin, images = now, 0  # without the start of threads, workers and kernels
             else:
-                images += _rows(batch)
+                images += rows_of(batch)
                 if number > WARM_UP_BATCHES and (now - begin >= seconds or now >= deadline):
                     break
         memory_mb = tree.memory_mb()
@@ -476,21 +477,6 @@ def _rate(make: Make, settings: Settings, seconds: float, deadline: float, tree:
         return images / (now - begin), memory_mb
     finally:
         close()
-
-
-def _endless(loader: Iterable[Any]) -> Generator[Any, None, None]:
-    while True:
-        empty = True
-        for batch in loader:
-            empty = False
-            yield batch
-        if empty:
-            raise ConfigError("the loader gives no batches: there is nothing to tune", field="target")
-
-
-def _rows(batch: Any) -> int:
-    images = batch[0] if isinstance(batch, list | tuple) else batch
-    return len(next(iter(images.values())) if isinstance(images, dict) else images)
 
 
 def _shown(settings: Settings) -> str:

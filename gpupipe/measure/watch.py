@@ -18,6 +18,7 @@ import numpy as np
 
 from gpupipe.checks import check_integer
 from gpupipe.errors import ConfigError, SourceError
+from gpupipe.measure.batches import samples_of
 from gpupipe.measure.gauges import Meter, held_by_type, memory_limit_bytes
 from gpupipe.measure.watch_log import VERSION, Log, log_of
 from gpupipe.parallel import usable_cores
@@ -444,23 +445,6 @@ def describe(loader: Iterable[Any]) -> dict[str, Any]:
         if value is not None:
             found[attribute] = type(value).__name__
     return found
-
-
-def samples_of(batch: Any) -> tuple[int | None, int]:
-    """Rows of the first tensor in the batch, and the bytes of all of them."""
-    from gpupipe.trees import map_tensors
-
-    rows: list[int] = []
-    sizes: list[int] = []
-
-    def count(tensor: Any) -> Any:
-        sizes.append(tensor.nbytes)
-        if tensor.ndim:
-            rows.append(len(tensor))
-        return tensor
-
-    map_tensors(batch, count)
-    return rows[0] if rows else None, sum(sizes)
 
 
 def _gpu(loader: Iterable[Any]) -> int | None:

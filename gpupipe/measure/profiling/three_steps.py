@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
@@ -16,9 +16,9 @@ from gpupipe.backends.base import Options
 from gpupipe.checks import check_integer
 from gpupipe.errors import ConfigError
 from gpupipe.loader import Loader
+from gpupipe.measure.batches import endless, rows_of
 from gpupipe.measure.profiling.stages import Samples, stage_rates
 from gpupipe.measure.profiling.training import TrainingStep, synchronize, training_step
-from gpupipe.measure.watch import samples_of
 from gpupipe.parallel import usable_cores
 from gpupipe.parity.environment import environment
 from gpupipe.recipe import Recipe
@@ -195,21 +195,21 @@ def _measured(loader: Any, step: str | TrainingStep | None, seconds: float, tell
     device = loader.backend.device if isinstance(loader, Loader) else choose("torchvision").device
     train = training_step(step, _training_device(device))
     tell("the pipeline alone")
-    endless = _endless(loader)
-    batch = next(endless)
-    pipeline = _times(lambda: next(endless), seconds, device)
+    batches = endless(loader)
+    batch = next(batches)
+    pipeline = _times(lambda: next(batches), seconds, device)
     alone = both = None
     if train is not None:
         tell("the training step alone, on one batch")
         alone = _times(lambda: train(batch), seconds, device)
         tell("both together")
-        both = _times(lambda: train(next(endless)), seconds, device)
-    stages = _stages(loader, seconds / 2, 1.0 / (pipeline["mean"] / 1e3) * _rows(batch), tell)
+        both = _times(lambda: train(next(batches)), seconds, device)
+    stages = _stages(loader, seconds / 2, 1.0 / (pipeline["mean"] / 1e3) * rows_of(batch), tell)
     limiting = max(stages, key=lambda stage: stage.share).name if stages else None
     bound, at_best, verdict = _verdict(pipeline, alone, both, limiting)
     return ProfileReport(
         target=loader.dataset.uri if isinstance(loader, Loader) else type(loader).__name__,
-        batch_size=_rows(batch),
+        batch_size=rows_of(batch),
         pipeline_ms=pipeline,
         step_ms=alone,
         both_ms=both,
@@ -226,25 +226,6 @@ def _training_device(device: Any) -> Any:
     import torch
 
     return device if device.type == "cuda" or not torch.cuda.is_available() else torch.device("cuda")
-
-
-def _endless(loader: Iterable[Any]) -> Iterator[Any]:
-    """Epoch after epoch."""
-    while True:
-        empty = True
-        for batch in loader:
-            empty = False
-            yield batch
-        if empty:
-            raise ConfigError("the loader gives no batches: there is nothing to measure", field="target")
-
-
-def _rows(batch: Any) -> int:
-    rows, _ = samples_of(batch)
-    if rows is not None:
-        return rows
-    images = batch[0] if isinstance(batch, list | tuple) else batch
-    return len(next(iter(images.values())) if isinstance(images, dict) else images)
 
 
 def _times(work: Callable[[], object], seconds: float, device: Any) -> dict[str, float]:
