@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gpupipe.errors import ConfigError
-from gpupipe.records import Plan
+from gpupipe.records import Operation, OperationRows, Plan
 
 if TYPE_CHECKING:
     import torch
@@ -22,7 +22,8 @@ def affines(plan: Plan) -> npt.NDArray[np.float32]:
 
     Returns:
         float32 (n, 2, 3): x and y in the output are ``matrix @ (x, y, 1)``, in pixels from the top left corner of the
-        image as the plan's box counts them (upright, with exif="apply"). There is no rotation in it.
+        image as the plan's box counts them (upright, with exif="apply"). Operations that move pixels (turns, shears,
+        shifts, flips) are in it; functions of people's own and mixing are not.
     """
     top, left, height, width = plan.box.T.astype(np.float64)
     found = np.zeros((len(plan), 2, 3))
@@ -32,7 +33,47 @@ def affines(plan: Plan) -> npt.NDArray[np.float32]:
         flipped = plan.flip[:, axis]
         found[:, axis, axis] = np.where(flipped, -scale, scale)
         found[:, axis, 2] = np.where(flipped, plan.size[side] - shift, shift)
+    for step in plan.operations:
+        if isinstance(step, OperationRows):
+            for row in np.flatnonzero(np.isin(step.operation, _MOVING)).tolist():
+                found[row] = _moved(step, row, plan.size) @ np.vstack([found[row], (0.0, 0.0, 1.0)])
     return found.astype(np.float32)
+
+
+_MOVING = (Operation.ROTATE, Operation.AFFINE, Operation.HORIZONTAL_FLIP, Operation.VERTICAL_FLIP)
+
+
+def _moved(step: OperationRows, row: int, size: tuple[int, int]) -> npt.NDArray[np.float64]:
+    """(2, 3): where an operation puts the places of one picture of (height, width).
+
+    Source: torchvision.transforms.v2.functional._geometry, `_get_inverse_affine_matrix`, which this is the inverse of.
+    """
+    height, width = size
+    match Operation(step.operation[row]):
+        case Operation.HORIZONTAL_FLIP:
+            return np.array([[-1.0, 0.0, width], [0.0, 1.0, 0.0]])
+        case Operation.VERTICAL_FLIP:
+            return np.array([[1.0, 0.0, 0.0], [0.0, -1.0, height]])
+        case Operation.ROTATE:  # counter-clockwise, and AFFINE is clockwise
+            angle, *center = step.parameters[row, :3].tolist()
+            angle, right, down, scale, shear_x, shear_y = -angle, 0.0, 0.0, 1.0, 0.0, 0.0
+        case _:
+            angle, right, down, scale, shear_x, shear_y, *center = step.parameters[row].tolist()
+    turn, along_x, along_y = np.radians((angle, shear_x, shear_y))
+    linear = scale * np.array(
+        [
+            [
+                np.cos(turn - along_y) / np.cos(along_y),
+                -np.cos(turn - along_y) * np.tan(along_x) / np.cos(along_y) - np.sin(turn),
+            ],
+            [
+                np.sin(turn - along_y) / np.cos(along_y),
+                -np.sin(turn - along_y) * np.tan(along_x) / np.cos(along_y) + np.cos(turn),
+            ],
+        ]
+    )
+    about = np.array(center)
+    return np.column_stack([linear, about + np.array((right, down)) - linear @ about])
 
 
 def transform_boxes(
@@ -42,7 +83,9 @@ def transform_boxes(
     offsets: torch.Tensor | None = None,
     size: tuple[int, int] | None = None,
 ) -> torch.Tensor:
-    """Let boxes follow the pixels of their images through crop, resize and flip.
+    """Let boxes follow the pixels of their images through crop, resize, flips, turns and shears.
+
+    A box that was turned becomes the smallest upright one around it.
 
     Args:
         boxes: x1, y1, x2, y2 in pixels of the original image (upright, with exif="apply"): (n, k, 4), as `Pad` makes
@@ -85,10 +128,10 @@ def transform_boxes(
     else:
         of_image = torch.arange(rows, device=affine.device).repeat_interleave(offsets.diff(), output_size=len(boxes))
         each = affine[of_image]
-    scale = torch.stack([each[..., 0, 0], each[..., 1, 1]], dim=-1)[..., None, :]
-    shift = each[..., None, :, 2]
-    corners = boxes.to(torch.float32).reshape(*boxes.shape[:-1], 2, 2) * scale + shift
-    found = torch.cat([corners.amin(dim=-2), corners.amax(dim=-2)], dim=-1)  # a flip swaps them
+    x1, y1, x2, y2 = boxes.to(torch.float32).unbind(-1)
+    corners = torch.stack([torch.stack(corner, -1) for corner in ((x1, y1), (x2, y1), (x1, y2), (x2, y2))], -2)
+    corners = corners @ each[..., :2].transpose(-1, -2) + each[..., None, :, 2]
+    found = torch.cat([corners.amin(dim=-2), corners.amax(dim=-2)], dim=-1)
     if size is not None:
         limits = (size[1], size[0], size[1], size[0])
         found = torch.stack(

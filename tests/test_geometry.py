@@ -11,7 +11,8 @@ from torchvision.transforms.v2 import functional as F
 
 import gpupipe as gp
 from gpupipe.errors import ConfigError, RecordError
-from gpupipe.geometry import affines
+from gpupipe.geometry import affines, transform_boxes
+from gpupipe.records import Operation, OperationRows
 from tests import available
 
 RECIPES = {
@@ -139,3 +140,44 @@ def test_boxes_that_do_not_fit_raise(boxes, affine, offsets):
     offsets = None if offsets is None else torch.zeros(offsets, dtype=torch.int64)
     with pytest.raises(ConfigError, match="do not fit"):
         gp.transform_boxes(torch.zeros(boxes), torch.zeros(affine), offsets=offsets)
+
+
+@pytest.mark.parametrize(
+    "step",
+    [
+        gp.RandomRotation(40),
+        gp.RandomAffine(30, translate=(0.2, 0.1), scale=(0.7, 1.3), shear=(-20, 20, -10, 10)),
+        gp.TrivialAugmentWide(),
+        gp.RandomApply((gp.GaussianBlur(3), gp.RandomHorizontalFlip(1.0), gp.RandomVerticalFlip(1.0)), p=0.7),
+    ],
+    ids=lambda step: type(step).__name__,
+)
+def test_affines_follow_operations_as_torchvisions_boxes_do(step):
+    size = (90, 120)
+    recipe = gp.Recipe(steps=(gp.CenterCrop(size), step))
+    plan = gp.make_plan(recipe, seed=1, epoch=0, indices=range(60), sizes=[size] * 60)
+    moves = torch.from_numpy(affines(plan))
+    box = torch.tensor([[50.0, 40.0, 70.0, 55.0]])
+    found = transform_boxes(box.expand(60, 1, 4), moves)
+    for row in range(60):
+        expected = tv_tensors.BoundingBoxes(box, format="XYXY", canvas_size=size, clamping_mode=None)
+        for rows in plan.operations:
+            expected = moved_by_torchvision(expected, rows, row)
+        torch.testing.assert_close(found[row], torch.as_tensor(expected), atol=1e-3, rtol=0)
+
+
+def moved_by_torchvision(boxes, rows, row):
+    if not isinstance(rows, OperationRows):
+        return boxes
+    values = rows.parameters[row].tolist()
+    match Operation(rows.operation[row]):
+        case Operation.ROTATE:
+            return F.rotate(boxes, values[0], center=values[1:3])
+        case Operation.AFFINE:
+            angle, right, down, scale, shear_x, shear_y, x, y = values
+            return F.affine(boxes, angle, [right, down], scale, [shear_x, shear_y], center=[x, y])
+        case Operation.HORIZONTAL_FLIP:
+            return F.horizontal_flip(boxes)
+        case Operation.VERTICAL_FLIP:
+            return F.vertical_flip(boxes)
+    return boxes
