@@ -35,45 +35,45 @@ def affines(plan: Plan) -> npt.NDArray[np.float32]:
         found[:, axis, 2] = np.where(flipped, plan.size[side] - shift, shift)
     for step in plan.operations:
         if isinstance(step, OperationRows):
-            for row in np.flatnonzero(np.isin(step.operation, _MOVING)).tolist():
-                found[row] = _moved(step, row, plan.size) @ np.vstack([found[row], (0.0, 0.0, 1.0)])
+            moved = np.isin(step.operation, _MOVING)
+            if moved.any():
+                linear, shift = _moves(step.take(np.flatnonzero(moved)), plan.size)
+                found[moved] = linear @ found[moved]
+                found[moved, :, 2] += shift
     return found.astype(np.float32)
 
 
 _MOVING = (Operation.ROTATE, Operation.AFFINE, Operation.HORIZONTAL_FLIP, Operation.VERTICAL_FLIP)
 
 
-def _moved(step: OperationRows, row: int, size: tuple[int, int]) -> npt.NDArray[np.float64]:
-    """(2, 3): where an operation puts the places of one picture of (height, width).
+def _moves(step: OperationRows, size: tuple[int, int]) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
+    """Where operations that move pixels put the places of a picture of (height, width).
+
+    Returns:
+        float64 (n, 2, 2) and (n, 2): a place (x, y) goes to ``linear @ place + shift``.
 
     Source: torchvision.transforms.v2.functional._geometry, `_get_inverse_affine_matrix`, which this is the inverse of.
     """
     height, width = size
-    match Operation(step.operation[row]):
-        case Operation.HORIZONTAL_FLIP:
-            return np.array([[-1.0, 0.0, width], [0.0, 1.0, 0.0]])
-        case Operation.VERTICAL_FLIP:
-            return np.array([[1.0, 0.0, 0.0], [0.0, -1.0, height]])
-        case Operation.ROTATE:  # counter-clockwise, and AFFINE is clockwise
-            angle, *center = step.parameters[row, :3].tolist()
-            angle, right, down, scale, shear_x, shear_y = -angle, 0.0, 0.0, 1.0, 0.0, 0.0
-        case _:
-            angle, right, down, scale, shear_x, shear_y, *center = step.parameters[row].tolist()
+    angle, right, down, scale, shear_x, shear_y, x, y = step.parameters.T.copy()
+    turned = step.operation == Operation.ROTATE  # (angle, x, y) counter-clockwise, and AFFINE is clockwise
+    x[turned], y[turned] = right[turned], down[turned]
+    angle[turned] *= -1
+    right[turned] = down[turned] = 0
+    scale[turned] = 1
     turn, along_x, along_y = np.radians((angle, shear_x, shear_y))
-    linear = scale * np.array(
-        [
-            [
-                np.cos(turn - along_y) / np.cos(along_y),
-                -np.cos(turn - along_y) * np.tan(along_x) / np.cos(along_y) - np.sin(turn),
-            ],
-            [
-                np.sin(turn - along_y) / np.cos(along_y),
-                -np.sin(turn - along_y) * np.tan(along_x) / np.cos(along_y) + np.cos(turn),
-            ],
-        ]
-    )
-    about = np.array(center)
-    return np.column_stack([linear, about + np.array((right, down)) - linear @ about])
+    across, up = np.cos(turn - along_y) / np.cos(along_y), np.sin(turn - along_y) / np.cos(along_y)
+    linear = np.empty((len(step.operation), 2, 2))
+    linear[:, 0, 0], linear[:, 0, 1] = across, -across * np.tan(along_x) - np.sin(turn)
+    linear[:, 1, 0], linear[:, 1, 1] = up, -up * np.tan(along_x) + np.cos(turn)
+    linear *= scale[:, None, None]
+    about = np.stack([x, y], axis=1)
+    shift = about + np.stack([right, down], axis=1) - (linear @ about[:, :, None])[:, :, 0]
+    for operation, axis, side in ((Operation.HORIZONTAL_FLIP, 0, width), (Operation.VERTICAL_FLIP, 1, height)):
+        flipped = step.operation == operation
+        linear[flipped], shift[flipped] = np.eye(2), 0
+        linear[flipped, axis, axis], shift[flipped, axis] = -1, side
+    return linear, shift
 
 
 def transform_boxes(
