@@ -27,6 +27,7 @@ from harness import write_result
 from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
 import gpupipe as gp
+from gpupipe.measure.gauges import memory_limit_bytes
 from gpupipe.parallel import usable_cores
 
 STEP_S = 0.02
@@ -271,10 +272,11 @@ def small_reads(log: str, seed: int) -> None:
 
 
 def deep_prefetch(log: str, seed: int) -> None:
-    del seed
-    # 60 batches of 98 MB where a container has 23 GB.
-    dataset = Items(n=1600, pixels=1010)
-    watched_loop(loader(dataset, num_workers=2, prefetch_factor=30), log, epochs=1, step_s=0.3)
+    """Batches that wait hold a quarter of the memory there is."""
+    depth, side = 15, int(np.random.default_rng(seed).integers(900, 1000))
+    images = int(0.25 * (memory_limit_bytes() or 0) / (2 * depth) / (3 * side * side * 4)) + 1
+    made = loader(Items(n=60 * images, pixels=side), batch_size=images, prefetch_factor=depth)
+    watched_loop(made, log, epochs=1, step_s=0.5)
 
 
 def wrong_global_batch(log: str, seed: int) -> None:
@@ -298,9 +300,10 @@ CONDITIONS: dict[str, Callable[[str, int], None]] = {
     "full-shared-memory": full_shared_memory,
     "pinned-without-gpu": pinned_without_gpu,
     "small-reads": small_reads,
+    "deep-prefetch": deep_prefetch,
     "wrong-global-batch": wrong_global_batch,
 }
-HELPERS = {"one_rank": one_rank, "in_small_shared_memory": in_small_shared_memory, "deep-prefetch": deep_prefetch}
+HELPERS = {"one_rank": one_rank, "in_small_shared_memory": in_small_shared_memory}
 KNOWN = {"healthy": healthy} | CONDITIONS | HELPERS
 
 

@@ -225,7 +225,9 @@ def remote() -> str:
         shares = ["-" if each is None else f"{100 * each['share_over_100_ms']:.0f} %" for each in waited]
         rows.append([f"gpupipe, {way}" if way in _OURS else way, *speeds, *shares])
     head = ("", "images/s, one object each", "in tar shards", "steps that waited over 0.1 s", "in tar shards")
-    return table(head, rows)
+    longest_ms = 1e3 * measured["headline"]["longest_wait_after_warm_up_s, first epoch, tar"]
+    warm_up = f"After the warm-up of {measured['warm_up_steps']} steps"
+    return f"{table(head, rows)}\n\n{warm_up}, the longest wait of the first epoch over shards was {longest_ms:.0f} ms."
 
 
 _OURS = ("direct", "first epoch", "staged first", "later epochs", "local copy")

@@ -148,6 +148,17 @@ _RECIPE_OPTIONS = (
 )
 
 
+_RECIPE_ARGUMENTS = (
+    _argument("--recipe", default="train", metavar="RECIPE", help="train, train-jitter, eval, or a JSON file (train)"),
+    *_RECIPE_OPTIONS,
+)
+
+# Further arguments of several commands
+_DATA_SET = _argument("target", metavar="TARGET", help="a data set: images in class folders, tar shards, ...")
+_BATCH_SIZE = _argument("--batch-size", type=int, default=64, metavar="N", help="samples in a batch (default 64)")
+_AS_JSON = _argument("--json", action="store_true", help="print JSON instead of the table")
+
+
 def _recipe(name: str, arguments: argparse.Namespace) -> Recipe:
     """The recipe that `name` and the options above describe."""
     from gpupipe.recipe import Output, Recipe
@@ -265,14 +276,13 @@ def _demo(arguments: argparse.Namespace) -> int:
     _argument("folder", metavar="FOLDER", help="images in class folders"),
     _argument("--backend", default="auto", metavar="NAME[:DEVICE]", help='what is tested, e.g. "dali:cpu" (auto)'),
     _argument("--reference", default="torchvision", metavar="NAME[:DEVICE]", help="what it must equal (torchvision)"),
-    _argument("--recipe", default="train", metavar="RECIPE", help="train, train-jitter, eval, or a JSON file (train)"),
-    *_RECIPE_OPTIONS,
+    *_RECIPE_ARGUMENTS,
     _argument("--seeds", type=_numbers, default=(0,), metavar="LIST", help="like 0,1,5-8 (default 0)"),
     _argument("--epochs", type=_numbers, default=(0,), metavar="LIST", help="like 0,1,5-8 (default 0)"),
     _argument("--limit", type=int, metavar="N", help="at most N files, evenly spaced (default all)"),
     _argument("--decode", choices=("gpu", "cpu"), default="gpu", help="where a GPU backend decodes (default gpu)"),
     _argument("--html", metavar="FILE", help="write a page with the worst samples side by side"),
-    _argument("--json", action="store_true", help="print JSON instead of the table"),
+    _AS_JSON,
 )
 def _parity(arguments: argparse.Namespace) -> int:
     """Compare two backends stage by stage on the files of a folder.
@@ -306,9 +316,8 @@ def _parity(arguments: argparse.Namespace) -> int:
 @_command(
     "bench",
     "measure how fast a data set is loaded, beside what else could be used",
-    _argument("target", metavar="TARGET", help="a data set: images in class folders, tar shards, ..."),
-    _argument("--recipe", default="train", metavar="RECIPE", help="train, train-jitter, eval, or a JSON file (train)"),
-    *_RECIPE_OPTIONS,
+    _DATA_SET,
+    *_RECIPE_ARGUMENTS,
     _argument("--backend", default="auto", metavar="LIST", help='of gpupipe, e.g. "numba,torchvision" (auto)'),
     _argument(
         "--against",
@@ -316,12 +325,12 @@ def _parity(arguments: argparse.Namespace) -> int:
         metavar="LIST",
         help="torchvision, torchvision-tensors, dali-native, spdl, webdataset, ffcv (default torchvision)",
     ),
-    _argument("--batch-size", type=int, default=64, metavar="N", help="samples in a batch (default 64)"),
+    _BATCH_SIZE,
     _argument("--images", type=int, default=1000, metavar="N", help="samples of a round (default 1000)"),
     _argument("--rounds", type=int, default=5, metavar="N", help="rounds that are measured (default 5)"),
     _argument("--workers", type=int, metavar="N", help="threads or processes of each (default: the cores)"),
     _argument("--plot", metavar="FILE", help="draw images a second over time, as PNG, SVG or PDF"),
-    _argument("--json", action="store_true", help="print JSON instead of the table"),
+    _AS_JSON,
 )
 def _bench(arguments: argparse.Namespace) -> int:
     """Load a data set as in training, in turn with its peers, and compare.
@@ -351,17 +360,16 @@ def _bench(arguments: argparse.Namespace) -> int:
 @_command(
     "profile",
     "measure the pipeline alone, the training step alone and both, and say what holds training up",
-    _argument("target", metavar="TARGET", help="a data set: images in class folders, tar shards, ..."),
-    _argument("--recipe", default="train", metavar="RECIPE", help="train, train-jitter, eval, or a JSON file (train)"),
-    *_RECIPE_OPTIONS,
+    _DATA_SET,
+    *_RECIPE_ARGUMENTS,
     _argument("--step", choices=("resnet18", "resnet50"), help="a training step to go with it (default none)"),
     _argument("--backend", default="auto", metavar="NAME[:DEVICE]", help='e.g. "numba" (auto)'),
-    _argument("--batch-size", type=int, default=64, metavar="N", help="samples in a batch (default 64)"),
+    _BATCH_SIZE,
     _argument("--images", type=int, default=1000, metavar="N", help="samples of an epoch (default 1000)"),
     _argument("--threads", type=int, metavar="N", help="of the backend (default: the cores)"),
     _argument("--seconds", type=float, default=3.0, metavar="S", help="for each measurement (default 3)"),
     _argument("--plot", metavar="FILE", help="draw it, as PNG, SVG or PDF"),
-    _argument("--json", action="store_true", help="print JSON instead of the table"),
+    _AS_JSON,
 )
 def _profile(arguments: argparse.Namespace) -> int:
     """Measure in three steps: the pipeline alone, the training step alone, and both together.
@@ -394,17 +402,16 @@ def _profile(arguments: argparse.Namespace) -> int:
 @_command(
     "tune",
     "find the backend, threads and prefetch that load fastest here, or just fast enough",
-    _argument("target", metavar="TARGET", help="a data set: images in class folders, tar shards, ..."),
-    _argument("--recipe", default="train", metavar="RECIPE", help="train, train-jitter, eval, or a JSON file (train)"),
-    *_RECIPE_OPTIONS,
+    _DATA_SET,
+    *_RECIPE_ARGUMENTS,
     _argument("--device", metavar="DEVICE", help="where batches go (default: a GPU where there is one)"),
-    _argument("--batch-size", type=int, default=64, metavar="N", help="samples in a batch (default 64)"),
+    _BATCH_SIZE,
     _argument("--images-per-s", type=float, metavar="N", help="what training needs; then the cheapest that give it"),
     _argument("--memory-mb", type=float, metavar="MB", help="the most that the processes may hold"),
     _argument("--seconds", type=float, default=180.0, metavar="S", help="it takes no longer (default 180)"),
     _argument("--plot", metavar="FILE", help="draw what was tried, as PNG, SVG or PDF"),
     _argument("--save", metavar="FILE", help="write the options, for Loader(options=gpupipe.load_options(FILE))"),
-    _argument("--json", action="store_true", help="print JSON instead of the table"),
+    _AS_JSON,
 )
 def _tune(arguments: argparse.Namespace) -> int:
     """Try settings around the rule of thumb for a short time each, repeat the best two, and confirm the winner.
@@ -457,7 +464,7 @@ def _diagnose(arguments: argparse.Namespace) -> int:
     "selfcheck",
     "what works on this machine, and what to do about the rest; exit status 1 if something fails",
     _argument("--gpu", action="store_true", help="no usable GPU is a failure (also with GPUPIPE_REQUIRE_GPU=1)"),
-    _argument("--json", action="store_true", help="print JSON instead of the table"),
+    _AS_JSON,
 )
 def _selfcheck(arguments: argparse.Namespace) -> int:
     """Look at libraries, devices and decoders, and compare every backend's pixels on generated images.

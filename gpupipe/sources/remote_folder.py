@@ -25,7 +25,36 @@ from gpupipe.sources.table import Strings
 _LISTED_AT_ONCE = 16
 
 
-class RemoteFolder(ImageFolder):
+class OneObjectEach:
+    """What sources of which each record is an object of its own have in common."""
+
+    _objects: Objects
+
+    @property
+    def reach(self) -> Reach:
+        """How its objects are had."""
+        return self._objects.reach
+
+    @property
+    def cache_stats(self) -> RemoteStats:
+        """What reading has cost so far in this process."""
+        return self.reach.counters.stats()
+
+    def read_ahead(self) -> ObjectsAhead:
+        """Begin to fetch what will be needed."""
+        return self._objects.read_ahead()
+
+    def stage(self, indices: Sequence[int] | None = None, *, progress: bool = False) -> None:
+        """Fetch images into the cache now; see `gpupipe.stage`."""
+        stage_objects(self._objects, indices, progress=progress)
+
+    def close(self) -> None:
+        """End the threads of this process; a later access starts them again."""
+        self._objects.close()
+        self.reach.close()
+
+
+class RemoteFolder(OneObjectEach, ImageFolder):
     """Images in class folders of a remote store: the same records, in the same order, as `ImageFolder` on a copy.
 
     The folders are listed when it is opened, several at once. An image is one object, and one request; with a cache,
@@ -116,36 +145,12 @@ class RemoteFolder(ImageFolder):
         """int64 (n,): of each image; None where the store does not list them."""
         return self._sizes if (self._sizes >= 0).all() else None
 
-    @property
-    def reach(self) -> Reach:
-        """How its objects are had."""
-        return self._objects.reach
 
-    @property
-    def cache_stats(self) -> RemoteStats:
-        """What reading has cost so far in this process."""
-        return self._objects.reach.counters.stats()
-
-    def read_ahead(self) -> ObjectsAhead:
-        """Begin to fetch what will be needed."""
-        return self._objects.read_ahead()
-
-    def stage(self, indices: Sequence[int] | None = None, *, progress: bool = False) -> None:
-        """Fetch images into the cache now; see `gpupipe.stage`."""
-        stage_objects(self._objects, len(self), indices, progress=progress)
-
-    def close(self) -> None:
-        """End the threads of this process; a later access starts them again."""
-        self._objects.close()
-        self._objects.reach.close()
-
-
-def stage_objects(objects: Objects, count: int, indices: Sequence[int] | None, *, progress: bool) -> None:
+def stage_objects(objects: Objects, indices: Sequence[int] | None, *, progress: bool) -> None:
     """Fetch objects into the cache.
 
     Args:
         objects: The objects.
-        count: How many there are.
         indices: Which ones; None is all.
         progress: Show it on stderr.
 
@@ -159,7 +164,7 @@ def stage_objects(objects: Objects, count: int, indices: Sequence[int] | None, *
             f"{reach.store.uri!r} was opened without a cache, so there is nowhere to stage it: pass cache_dir=",
             uri=reach.store.uri,
         )
-    numbers: Sequence[int] = range(count) if indices is None else indices
+    numbers: Sequence[int] = range(len(objects._sizes)) if indices is None else indices
     sizes = objects._sizes[np.asarray(numbers, np.int64)]
     check_fits(reach, int(sizes[sizes > 0].sum()), f"{len(numbers)} objects")
     with progress_bar(len(numbers), "staging", show=progress) as done:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import posixpath
 import tempfile
-from collections.abc import Sequence
 from typing import Any
 from urllib.parse import quote
 
@@ -13,18 +12,17 @@ import numpy as np
 
 from gpupipe.errors import ConfigError, SourceError
 from gpupipe.records import Record
-from gpupipe.remote.counters import RemoteStats
-from gpupipe.remote.objects import Objects, ObjectsAhead
+from gpupipe.remote.objects import Objects
 from gpupipe.remote.reach import Reach
 from gpupipe.remote.store import shown
 from gpupipe.remote.transfer import read_file
 from gpupipe.sources.base import check_index, unreachable
 from gpupipe.sources.file_list import FileList
 from gpupipe.sources.labels import record_label
-from gpupipe.sources.remote_folder import stage_objects
+from gpupipe.sources.remote_folder import OneObjectEach
 
 
-class RemoteList(FileList):
+class RemoteList(OneObjectEach, FileList):
     """The images that a list in a remote store names: `FileList`, whose paths start from the list's own folder.
 
     A path with ``://`` in it must be of the same store. The list does not tell sizes and versions, so each image costs
@@ -56,7 +54,6 @@ class RemoteList(FileList):
         )
         self.root = posixpath.dirname(store.uri) if root is None else shown(os.fspath(root))
         self._quoted = store.uri.startswith(("http://", "https://"))
-        self._reach = reach
         self._objects = Objects(reach, self._path, np.full(len(self), -1, np.int64), None)
 
     def _in_store(self, uri: str, url: str, reach: Reach) -> str:
@@ -72,7 +69,7 @@ class RemoteList(FileList):
     def _path(self, index: int) -> str:
         key = self._keys[index]
         if "://" in key:
-            return self._in_store(self.path, key, self._reach)
+            return self._in_store(self.path, key, self.reach)
         return posixpath.join(self._base, quote(key) if self._quoted else key)
 
     def __repr__(self) -> str:
@@ -88,21 +85,3 @@ class RemoteList(FileList):
             raise unreachable(error, uri=self.path, index=index, key=key, path=path) from error
         columns = {name: column[index] for name, column in self._columns.items()}
         return Record(data, record_label(self._labels, index), index, key, path, columns=columns)
-
-    @property
-    def cache_stats(self) -> RemoteStats:
-        """What reading has cost so far in this process."""
-        return self._reach.counters.stats()
-
-    def read_ahead(self) -> ObjectsAhead:
-        """Begin to fetch what will be needed."""
-        return self._objects.read_ahead()
-
-    def stage(self, indices: Sequence[int] | None = None, *, progress: bool = False) -> None:
-        """Fetch images into the cache now; see `gpupipe.stage`."""
-        stage_objects(self._objects, len(self), indices, progress=progress)
-
-    def close(self) -> None:
-        """End the threads of this process; a later access starts them again."""
-        self._objects.close()
-        self._reach.close()
