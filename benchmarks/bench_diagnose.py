@@ -10,6 +10,7 @@ and up) were ever run; seeds below 100 are for trying things out.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import multiprocessing
 import subprocess
@@ -30,6 +31,7 @@ import gpupipe as gp
 from gpupipe.measure.gauges import memory_limit_bytes
 from gpupipe.parallel import usable_cores
 
+HEALTHY_KINDS = 5
 STEP_S = 0.02
 LOOK_S = 0.1
 CORES = usable_cores()
@@ -82,7 +84,7 @@ def loader(dataset: Dataset, **more: Any) -> DataLoader:  # type: ignore[type-ar
 
 def healthy(log: str, seed: int) -> None:
     rng = np.random.default_rng(seed)
-    kind = seed % 4
+    kind = seed % HEALTHY_KINDS
     if kind == 0:
         watched_loop(loader(Items(0.0002)), log)
     elif kind == 1:  # heavy tails that the prefetch bridges
@@ -97,10 +99,12 @@ def healthy(log: str, seed: int) -> None:
                 pool.append(np.ones(1_000_000))
 
         watched_loop(loader(Items(0.0002)), log, each=each)
-    else:
+    elif kind == 3:
         with data_set(rng, 160, lambda: (120, 160)) as folder:
             with gp.Loader(folder, gp.Recipe.train(size=64), batch_size=8, shuffle=True) as mine:
                 watched_loop(mine, log, epochs=6)
+    else:
+        two_ranks("two_even_ranks", log, seed)
 
 
 # The conditions, by the code that has to be named first
@@ -114,6 +118,13 @@ def too_few_workers(log: str, seed: int) -> None:
 def blocked_reads(log: str, seed: int) -> None:
     rng = np.random.default_rng(seed)
     watched_loop(loader(Items(rng.uniform(0.015, 0.03)), num_workers=CORES), log, epochs=2)
+
+
+def crowded(log: str, seed: int) -> None:
+    """Beside the jobs of others, which `findings` starts: they must not be children of the watched process."""
+    rng = np.random.default_rng(seed)
+    data = Items(computing_s=rng.uniform(0.006, 0.012))
+    watched_loop(loader(data, num_workers=CORES), log, epochs=1, step_s=0.005)
 
 
 def decode_bound(log: str, seed: int) -> None:
@@ -188,23 +199,45 @@ def each_epoch(log: str, more: Callable[[], object]) -> None:
                 time.sleep(STEP_S)
 
 
-def uneven_ranks(log: str, seed: int) -> None:
-    """Two processes that meet in an all-reduce after every step; one of them has a slow disk."""
+def two_ranks(condition: str, log: str, seed: int) -> None:
+    """Two processes that meet in an all-reduce after every step."""
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", __file__]
     subprocess.run(
-        [*command, "--condition", "one_rank", "--seed", str(seed), "--write", log], check=True, capture_output=True
+        [*command, "--condition", condition, "--seed", str(seed), "--write", log], check=True, capture_output=True
     )
 
 
-def one_rank(log: str, seed: int) -> None:
+def rank_loop(log: str, data: Items, **more: Any) -> None:
     import torch.distributed as dist
 
-    dist.init_process_group("gloo")
-    slow = seed % 2 == dist.get_rank()
-    data = Items(0.008 if slow else 0.0)
-    made = loader(data, shuffle=False, sampler=DistributedSampler(data), num_workers=1)
-    watched_loop(made, log, each=lambda _: dist.all_reduce(torch.zeros(1)), epochs=2)
+    watched_loop(loader(data, num_workers=1, **more), log, each=lambda _: dist.all_reduce(torch.zeros(1)), epochs=2)
     dist.destroy_process_group()
+
+
+def uneven_ranks(log: str, seed: int) -> None:
+    two_ranks("one_of_them_slow", log, seed)
+
+
+def one_of_them_slow(log: str, seed: int) -> None:
+    torch.distributed.init_process_group("gloo")
+    slow = seed % 2 == torch.distributed.get_rank()
+    data = Items(0.008 if slow else 0.0)
+    rank_loop(log, data, shuffle=False, sampler=DistributedSampler(data))
+
+
+def two_even_ranks(log: str, seed: int) -> None:
+    torch.distributed.init_process_group("gloo")
+    data = Items(np.random.default_rng(seed).uniform(0.0, 0.0005, 640))
+    rank_loop(log, data, shuffle=False, sampler=DistributedSampler(data))
+
+
+def not_sharded(log: str, seed: int) -> None:
+    two_ranks("whole_data_set", log, seed)
+
+
+def whole_data_set(log: str, seed: int) -> None:
+    torch.distributed.init_process_group("gloo")
+    rank_loop(log, Items(n=320), shuffle=bool(seed % 2))
 
 
 def sudden_waits(log: str, seed: int) -> None:
@@ -287,6 +320,7 @@ def wrong_global_batch(log: str, seed: int) -> None:
 CONDITIONS: dict[str, Callable[[str, int], None]] = {
     "too-few-workers": too_few_workers,
     "blocked-reads": blocked_reads,
+    "crowded": crowded,
     "decode-bound": decode_bound,
     "late-epochs": late_epochs,
     "cost-swing": cost_swing,
@@ -295,6 +329,7 @@ CONDITIONS: dict[str, Callable[[str, int], None]] = {
     "rising-threads": rising_threads,
     "rising-processes": rising_processes,
     "uneven-ranks": uneven_ranks,
+    "not-sharded": not_sharded,
     "sudden-waits": sudden_waits,
     "oversubscribed": oversubscribed,
     "full-shared-memory": full_shared_memory,
@@ -303,8 +338,14 @@ CONDITIONS: dict[str, Callable[[str, int], None]] = {
     "deep-prefetch": deep_prefetch,
     "wrong-global-batch": wrong_global_batch,
 }
-HELPERS = {"one_rank": one_rank, "in_small_shared_memory": in_small_shared_memory}
-KNOWN = {"healthy": healthy} | CONDITIONS | HELPERS
+# What runs in processes that a condition starts.
+PARTS: dict[str, Callable[[str, int], None]] = {
+    "one_of_them_slow": one_of_them_slow,
+    "two_even_ranks": two_even_ranks,
+    "whole_data_set": whole_data_set,
+    "in_small_shared_memory": in_small_shared_memory,
+}
+KNOWN = {"healthy": healthy} | CONDITIONS | PARTS
 
 
 class data_set:
@@ -329,13 +370,26 @@ class data_set:
         self._folder.cleanup()
 
 
+@contextlib.contextmanager
+def other_jobs(count: int) -> Iterator[None]:
+    """Processes that compute, as those of another user."""
+    jobs = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(count)]
+    try:
+        yield
+    finally:
+        for job in jobs:
+            job.kill()
+            job.wait()
+
+
 def findings(name: str, seed: int, folder: Path) -> list[str]:
     """The codes that are found in one run, in a process of its own."""
     log = str(folder / f"{name}-{seed}-{{rank}}.jsonl")
-    # Forked, so that none of the 200 runs imports torch again.
+    # Forked, so that none of the 240 runs imports torch again.
     child = multiprocessing.get_context("fork").Process(target=KNOWN[name], args=(log, seed))
-    child.start()
-    child.join()
+    with other_jobs(2 * CORES if name == "crowded" else 0):
+        child.start()
+        child.join()
     if child.exitcode:
         raise RuntimeError(f"{name}, seed {seed}: exit status {child.exitcode}")
     return [finding.code for finding in gp.diagnose(*sorted(folder.glob(f"{name}-{seed}-*.jsonl"))).findings]
@@ -368,8 +422,8 @@ def main() -> None:
     names = arguments.only.split(",") if arguments.only else [*CONDITIONS, "healthy"]
     first = arguments.first_seed
     counts = dict(judged([name for name in names if name != "healthy"], range(first, first + arguments.repetitions)))
-    if "healthy" in names:  # four kinds of them
-        counts |= dict(judged(["healthy"], range(first, first + 4 * arguments.repetitions)))
+    if "healthy" in names:
+        counts |= dict(judged(["healthy"], range(first, first + HEALTHY_KINDS * arguments.repetitions)))
     planted = [each for name, each in counts.items() if name != "healthy"]
     total = sum(each["runs"] for each in planted)
     measured: dict[str, Any] = {"first_seed": first, "conditions": counts}
