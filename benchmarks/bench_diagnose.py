@@ -132,6 +132,22 @@ def decode_bound(log: str, seed: int) -> None:
     watched_loop(loader(Items(computing_s=rng.uniform(0.008, 0.015)), num_workers=CORES), log, epochs=2, step_s=0.005)
 
 
+class InPieces(Items):
+    """Samples of many tensors, each of which a worker hands over by itself."""
+
+    def __init__(self, tensors: int) -> None:
+        super().__init__()
+        self.tensors = tensors
+
+    def __getitem__(self, index: int) -> Any:
+        return {f"tensor{number}": torch.zeros(8) for number in range(self.tensors)}
+
+
+def slow_hand_over(log: str, seed: int) -> None:
+    data = InPieces(int(np.random.default_rng(seed).integers(150, 250)))
+    watched_loop(loader(data, num_workers=CORES), log, epochs=2)
+
+
 def late_epochs(log: str, seed: int) -> None:
     rng = np.random.default_rng(seed)
     slow_start = rng.uniform(0.4, 1.0)
@@ -322,6 +338,7 @@ CONDITIONS: dict[str, Callable[[str, int], None]] = {
     "blocked-reads": blocked_reads,
     "crowded": crowded,
     "decode-bound": decode_bound,
+    "slow-hand-over": slow_hand_over,
     "late-epochs": late_epochs,
     "cost-swing": cost_swing,
     "rising-memory": rising_memory,
@@ -385,7 +402,7 @@ def other_jobs(count: int) -> Iterator[None]:
 def findings(name: str, seed: int, folder: Path) -> list[str]:
     """The codes that are found in one run, in a process of its own."""
     log = str(folder / f"{name}-{seed}-{{rank}}.jsonl")
-    # Forked, so that none of the 240 runs imports torch again.
+    # Forked, so that none of the 250 runs imports torch again.
     child = multiprocessing.get_context("fork").Process(target=KNOWN[name], args=(log, seed))
     with other_jobs(2 * CORES if name == "crowded" else 0):
         child.start()

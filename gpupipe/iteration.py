@@ -53,6 +53,7 @@ class Iteration:
         self._pass = what
         self.batches = what.batches
         self.last_cost: BatchCost | None = None  # of the batch delivered last
+        self.last_was_ready = False  # and whether that had been finished when it was asked for
         self.delivered_batches = 0
         self.wait_s = self.longest_wait_s = 0.0
         self._feed = _Feed(what)
@@ -82,11 +83,13 @@ class Iteration:
             raise StopIteration
         began = time.perf_counter()
         try:
+            planned = self._feed.has_one()
             found = self._feed.take()
             if isinstance(found, BaseException):
                 raise found
             if found is None:
                 raise StopIteration
+            ready = planned and found.future.done()
             applied = found.future.result()
             errors = {**found.errors, **applied.errors}
             if errors:
@@ -108,7 +111,7 @@ class Iteration:
         self.longest_wait_s = max(self.longest_wait_s, waited_s)
         self._pass.bad.rows += len(found.records)
         self._pass.bad.decoded_by_pillow += found.by_pillow
-        self.last_cost = found.cost
+        self.last_cost, self.last_was_ready = found.cost, ready
         if self.finished:
             self.close()
         return batch
@@ -198,6 +201,10 @@ class _Feed:
         _stop_all_at_exit()
         _running.add(self)
         self._thread.start()
+
+    def has_one(self) -> bool:
+        """Whether `take` would not wait."""
+        return not self._ready.empty()
 
     def take(self) -> Planned | BaseException | None:
         """The next batch, or what went wrong with it; None if it was stopped."""

@@ -452,6 +452,11 @@ class _Batches(Iterator[Any]):
     def __next__(self) -> Any:
         return self._loader._next(self._iteration)
 
+    @property
+    def was_ready(self) -> bool:
+        """Whether the last batch had been loaded when it was asked for."""
+        return self._iteration.last_was_ready
+
     def __len__(self) -> int:
         return self._iteration.batches
 

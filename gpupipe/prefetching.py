@@ -110,9 +110,11 @@ class _Pass(Iterator[T]):
 
     def __init__(self, iterator: Iterator[T], device: torch.device, depth: int) -> None:
         self._producer: _Producer[T] = _Producer(iterator, device, depth)
+        self.was_ready = False  # whether the last batch was there when it was asked for
 
     def __next__(self) -> T:
         try:
+            self.was_ready = self._producer.has_one()
             return self._producer.take()
         except BaseException:  # its end, an exception of the iterable, or Ctrl-C while it was waited for
             self._producer.stop()
@@ -167,6 +169,9 @@ class _Producer(Generic[T]):
         _stop_all_at_exit()
         _running.add(self)
         self._thread.start()
+
+    def has_one(self) -> bool:
+        return not self._ready.empty()
 
     def take(self) -> T:
         if self._stopping.is_set():

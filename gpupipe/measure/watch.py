@@ -20,6 +20,7 @@ from gpupipe.checks import check_integer
 from gpupipe.errors import ConfigError, SourceError
 from gpupipe.measure.batches import samples_of
 from gpupipe.measure.gauges import Meter, held_by_type, memory_limit_bytes
+from gpupipe.measure.readiness import Readiness
 from gpupipe.measure.watch_log import VERSION, Log, log_of
 from gpupipe.parallel import usable_cores
 from gpupipe.remote.counters import RemoteStats
@@ -227,11 +228,16 @@ class Watch:
         self._begin(loader)
         epoch, number = self._epochs, 0
         self._epochs += 1
-        batches = iter(loader)
         clock = time.perf_counter
         asked = clock()
-        for batch in batches:
-            came = clock()
+        batches = iter(loader)  # which starts workers: the loop waits for that, too
+        readiness = Readiness(batches)
+        while True:
+            try:
+                batch = next(batches)
+            except StopIteration:
+                return
+            came, ready = clock(), readiness.was_ready()
             samples, tensor_bytes = samples_of(batch)
             size, pixels = self._cost_of(loader, batch)
             yield batch
@@ -244,6 +250,7 @@ class Watch:
                     "step": number,
                     "wait_s": came - asked,
                     "step_s": done - came,
+                    "ready": None if ready is None else int(ready),
                     "samples": samples,
                     "bytes": size,
                     "pixels": pixels,
@@ -251,6 +258,7 @@ class Watch:
                 }
             )
             number += 1
+            readiness.ask()
             # What this took is neither wait nor step.
             asked = clock()
 

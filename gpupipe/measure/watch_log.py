@@ -1,7 +1,8 @@
 """The log of `gpupipe.watch`: JSON, one event a line, so that a run that was killed leaves what it had written.
 
 begin:     once: who wrote it, where, and how the loader is set up
-step:      one a step: epoch, step, wait_s, step_s, samples, bytes, pixels, tensor_bytes; t is the end of the wait
+step:      one a step: epoch, step, wait_s, step_s, samples, bytes, pixels, tensor_bytes; t is the end of the wait;
+           ready: whether the batch had been loaded when it was asked for
 resources: one a second or so: `gpupipe.measure.gauges.Gauges`; and remote_*, `gpupipe.RemoteStats`, if there is one
 types:     with trace_memory, now and then: the bytes that objects of each type hold
 end:       once, if the run got there
@@ -28,7 +29,7 @@ VERSION = 1
 F64 = npt.NDArray[np.float64]
 I64 = npt.NDArray[np.int64]
 
-_STEP_FIELDS = ("t", "epoch", "step", "wait_s", "step_s", "samples", "bytes", "pixels", "tensor_bytes")
+_STEP_FIELDS = ("t", "epoch", "step", "wait_s", "step_s", "ready", "samples", "bytes", "pixels", "tensor_bytes")
 
 
 @dataclass(frozen=True, slots=True)

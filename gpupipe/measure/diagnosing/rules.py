@@ -20,6 +20,8 @@ Rule = Callable[[Sequence[Log]], Finding | None]
 
 # A loop that waits for less than this share of its time is not data-bound: a faster loader could gain no more.
 LEAST_WAIT = 0.1
+# Every loop pays for handing batches over; from this share on it is worth another way.
+LEAST_HAND_OVER = 0.2
 # Steps at the beginning of a run in which caches, pools and kernels warm up, and the fewest for any statement.
 WARM_UP_STEPS, LEAST_STEPS = 5, 30
 # Of the cores, below which they count as idle and above which as busy: between them nothing is said.
@@ -66,6 +68,13 @@ def waited_share(log: Log) -> float:
     wait, work = _waiting(log)
     total = float(wait.sum() + work.sum())
     return float(wait.sum()) / total if total else 0.0
+
+
+def loading_share(log: Log) -> float:
+    """The share of its time in which it waits for batches that have not been loaded yet; `waited_share` if unknown."""
+    wait, work = _waiting(log)
+    total = float(wait.sum() + work.sum())
+    return float(wait[log.steps["ready"][_steady(log)] != 1].sum()) / total if total else 0.0
 
 
 def waited_overall(log: Log) -> float:
@@ -124,7 +133,7 @@ def _parallel(log: Log) -> tuple[str, int | None, str]:
 
 
 def _is_data_bound(log: Log) -> bool:
-    return len(_waiting(log)[0]) >= LEAST_STEPS and waited_share(log) >= LEAST_WAIT
+    return len(_waiting(log)[0]) >= LEAST_STEPS and loading_share(log) >= LEAST_WAIT
 
 
 def too_little_parallelism(logs: Sequence[Log]) -> Finding | None:
@@ -135,7 +144,7 @@ def too_little_parallelism(logs: Sequence[Log]) -> Finding | None:
     if not _is_data_bound(log) or busy is None or busy > IDLE_CORES:
         return None
     # These wait with idle cores, too, and say more.
-    if sudden_waits(logs) is not None or small_reads(logs) is not None:
+    if any(rule(logs) is not None for rule in (sudden_waits, small_reads, uneven_ranks)):
         return None
     if _used_by_others(log, busy) > IDLE_CORES - busy:
         return None
@@ -177,6 +186,36 @@ def decode_bound(logs: Sequence[Log]) -> Finding | None:
         fix=remedy if log.loader.get("kind") == "Loader" else f"use gpupipe.Loader with {remedy}",
         share=numbers["waited"],
         numbers=numbers,
+    )
+
+
+def slow_hand_over(logs: Sequence[Log]) -> Finding | None:
+    """The loop waits for batches that have been loaded."""
+    log = max(logs, key=waited_share)
+    wait, work = _waiting(log)
+    ready = log.steps["ready"][_steady(log)] == 1
+    if ready.sum() < LEAST_STEPS:
+        return None
+    share = float(wait[ready].sum() / (wait.sum() + work.sum()))
+    if share < LEAST_HAND_OVER:
+        return None
+    each = float(np.median(wait[ready]))
+    size = float(np.nanmedian(log.steps["tensor_bytes"]))
+    from_workers = "each of their tensors comes out of a worker's shared memory"
+    return Finding(
+        code="slow-hand-over",
+        evidence=f"{100 * ready.mean():.0f} % of the batches had been loaded when they were asked for, and still took "
+        f"{1e3 * each:.1f} ms to come ({size / 1e6:.1f} MB each): {100 * share:.0f} % of the time",
+        cause="batches are handed over slowly, not loaded slowly"
+        + (f": {from_workers}" if log.loader.get("workers") else ""),
+        fix="make them smaller (uint8 images, normalized on the GPU) and of few tensors; "
+        + (
+            "gpupipe.Loader loads in threads, which hand nothing over"
+            if log.loader.get("kind") != "Loader"
+            else 'gpupipe.Output(dtype="float16") halves them'
+        ),
+        share=share,
+        numbers={"ready": float(ready.mean()), "hand_over_s": each, "waited": share},
     )
 
 
@@ -579,6 +618,7 @@ RULES: tuple[Rule, ...] = (
     too_little_parallelism,
     crowded,
     decode_bound,
+    slow_hand_over,
     late_epochs,
     cost_swing,
     rising_memory,
