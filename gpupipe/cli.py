@@ -280,7 +280,7 @@ def _demo(arguments: argparse.Namespace) -> int:
     _argument("--seeds", type=_numbers, default=(0,), metavar="LIST", help="like 0,1,5-8 (default 0)"),
     _argument("--epochs", type=_numbers, default=(0,), metavar="LIST", help="like 0,1,5-8 (default 0)"),
     _argument("--limit", type=int, metavar="N", help="at most N files, evenly spaced (default all)"),
-    _argument("--decode", choices=("gpu", "cpu"), default="gpu", help="where a GPU backend decodes (default gpu)"),
+    _argument("--decode", choices=("gpu", "hardware", "cpu"), default="gpu", help="where a GPU backend decodes (gpu)"),
     _argument("--html", metavar="FILE", help="write a page with the worst samples side by side"),
     _AS_JSON,
 )

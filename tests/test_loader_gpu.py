@@ -17,7 +17,7 @@ RECIPE = gp.Recipe.train(size=48, jitter=(0.4, 0.4, 0.4, 0.1))
 FIELDS = ("image", "label", "index", "valid")
 # Of one LSB after the normalisation, in what PARITY allows a GPU: 0.1 LSB on the same decoded pixels.
 ALLOWED = 0.1 / 255 / min(RECIPE.normalize.std)
-DECODE = pytest.mark.parametrize("decode", ["gpu", "cpu"])
+DECODE = pytest.mark.parametrize("decode", ["gpu", "hardware", "cpu"])
 
 
 @pytest.fixture(scope="module")

@@ -82,9 +82,9 @@ def loader(at: Setup, setting: Mapping[str, Any], stack: ExitStack) -> Callable[
 def measure(at: Setup) -> dict[str, Any]:
     threads = thread_counts(at)
     decoding = swept(at, DECODER | {"threads": threads}, partial(decoder, at))
-    levers = {"decode": ("gpu", "cpu"), "engine": (0.0, 1.0), "threads": threads, "prefetch": PREFETCH}
+    levers = {"decode": ("gpu", "hardware", "cpu"), "threads": threads, "prefetch": PREFETCH}
     loading = swept(at, levers, partial(loader, at))
     best = loading["best"]
     options = ", ".join(f"{name}={best[name]!r}" for name in ("threads", "prefetch", "decode"))
-    print(f"best here: gp.Options({options}), with {best['engine']:.0%} of the JPEGs to the GPU's engines")
+    print(f"best here: gp.Options({options})")
     return {"batch_size": at.batch, "workers": at.workers, "decode_only": decoding, "loader": loading}

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 from gpu.common import Setup
-from gpu.throughput import ENGINE, engine_load
+from gpu.throughput import ENGINE
 from harness import interleaved
 from torch import nn
 from torchvision.models import resnet50
@@ -19,9 +19,9 @@ from torchvision.models import resnet50
 import gpupipe as gp
 
 WAYS: dict[str, dict[str, Any]] = {
-    "decode on the GPU": {"engine": 0.0, "decode": "gpu"},
-    "decode on the GPU" + ENGINE: {"engine": 1.0, "decode": "gpu"},
-    "decode on the host": {"engine": 0.0, "decode": "cpu"},
+    "decode on the GPU": "gpu",
+    "decode on the GPU" + ENGINE: "hardware",
+    "decode on the host": "cpu",
 }
 SYNTHETIC = "synthetic"
 
@@ -62,7 +62,7 @@ def measure(at: Setup) -> dict[str, Any]:
 
     functions: dict[str, Callable[[], object]] = {SYNTHETIC: synthetic}
     with ExitStack() as stack:
-        for name, way in WAYS.items():
+        for name, decode in WAYS.items():
             loader = gp.Loader(
                 at.folder,
                 recipe,
@@ -71,11 +71,10 @@ def measure(at: Setup) -> dict[str, Any]:
                 drop_last=True,
                 backend="dali",
                 device=str(at.device),
-                options=gp.Options(threads=at.workers, decode=way["decode"]),
+                options=gp.Options(threads=at.workers, decode=decode),
             )
             stack.callback(loader.close)
-            with engine_load(way["engine"]):
-                next(iter(loader))
+            next(iter(loader))
             batches = forever(loader)
 
             def fed(batches: Iterator[tuple[torch.Tensor, torch.Tensor]] = batches) -> None:

@@ -8,8 +8,8 @@ memory is looked at.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable
+from contextlib import ExitStack
 from typing import Any
 
 import torch
@@ -17,7 +17,6 @@ from gpu.common import Setup, native, run_through
 from harness import interleaved
 
 import gpupipe as gp
-from gpupipe.backends.dali import graph
 from gpupipe.measure.peers import PEERS, Work
 
 EXACT, NATIVE, DECODE, NEAREST = "exact", "native", "decode only", "decode only, nearest"
@@ -26,18 +25,7 @@ ENGINE = ", engine"
 WARM_SHARE = 10
 
 
-@contextmanager
-def engine_load(load: float) -> Iterator[None]:
-    """gpupipe's graphs that are built inside let the JPEG engines take this share; it is no option of gpupipe's yet."""
-    before = graph.HW_DECODER_LOAD
-    graph.HW_DECODER_LOAD = load
-    try:
-        yield
-    finally:
-        graph.HW_DECODER_LOAD = before
-
-
-def exact(at: Setup, stack: ExitStack, *, engine: float = 0.0, **options: Any) -> gp.Loader:
+def exact(at: Setup, stack: ExitStack, **options: Any) -> gp.Loader:
     """The loader, with its pipeline built."""
     loader = gp.Loader(
         at.folder,
@@ -49,8 +37,7 @@ def exact(at: Setup, stack: ExitStack, *, engine: float = 0.0, **options: Any) -
         options=gp.Options(**({"threads": at.workers} | options)),
     )
     stack.callback(loader.close)
-    with engine_load(engine):
-        next(iter(loader))
+    next(iter(loader))
     return loader
 
 
@@ -73,7 +60,7 @@ def measure(at: Setup) -> dict[str, Any]:
     with ExitStack() as stack:
         loaders = {
             EXACT: exact(at, stack),
-            EXACT + ENGINE: exact(at, stack, engine=1.0),
+            EXACT + ENGINE: exact(at, stack, decode="hardware"),
             HOST: exact(at, stack, decode="cpu"),
         }
         functions: dict[str, Callable[[], object]] = {

@@ -152,7 +152,7 @@ def _side_by_side(choice: Choice, views: Views, batch_size: int, options: Option
     try:
         for view in views.recipes:
             made.append(create(choice.name, view, device=choice.device, batch_size=batch_size, options=options))
-        on_gpu = choice.device.type == "cuda" and options.decode == "gpu"
+        on_gpu = choice.device.type == "cuda" and options.decode != "cpu"
         return SideBySide(made, views, batch_size=batch_size, threads=0 if on_gpu else options.threads)
     except BaseException:
         for backend in made:

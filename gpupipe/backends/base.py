@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol, get_args
 
 from gpupipe.errors import ConfigError, DecodeError
 from gpupipe.headers import Header
@@ -15,6 +15,10 @@ if TYPE_CHECKING:
     import torch
 
 
+Decode = Literal["gpu", "hardware", "cpu"]
+DECODE: tuple[Decode, ...] = get_args(Decode)
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Options:
     """How a backend works; never what comes out of it (`decode` on a GPU excepted, as documented there).
@@ -22,8 +26,9 @@ class Options:
     Args:
         threads: Worker threads of the backend; None: one for each core this process may use.
         prefetch: Batches in work or waiting ahead of the one handed out.
-        decode: On a GPU: "gpu" decodes JPEGs there (pixels differ slightly from a CPU's); "cpu" decodes on the host,
-            bit-exact, and does the rest on the GPU.
+        decode: On a GPU: "gpu" decodes JPEGs there (pixels differ slightly from a CPU's); "hardware" gives those that
+            they take to its JPEG engines, where it has them (A100, H100 and later; again slightly other pixels), and
+            the rest to "gpu"; "cpu" decodes on the host, bit-exact, and does the rest on the GPU.
 
     Host memory in flight is that of prefetch + 1 batches, whatever the length of the epoch: their encoded files and
     their finished images. Decoded pixels come on top: of the one image that each thread is at, up to 18 bytes a pixel
@@ -34,7 +39,7 @@ class Options:
 
     threads: int | None = None
     prefetch: int = 2
-    decode: Literal["gpu", "cpu"] = "gpu"
+    decode: Decode = "gpu"
 
     def __post_init__(self) -> None:
         for name, value, allowed in (("threads", self.threads, "None or "), ("prefetch", self.prefetch, "")):
@@ -47,12 +52,12 @@ class Options:
                     value=value,
                     allowed=f"{allowed}an integer >= 1",
                 )
-        if self.decode not in ("gpu", "cpu"):
+        if self.decode not in DECODE:
             raise ConfigError(
-                f"options.decode={self.decode!r} is not valid: it must be 'gpu' or 'cpu'",
+                f"options.decode={self.decode!r} is not valid: it must be 'gpu', 'hardware' or 'cpu'",
                 field="options.decode",
                 value=self.decode,
-                allowed=("gpu", "cpu"),
+                allowed=DECODE,
             )
 
 

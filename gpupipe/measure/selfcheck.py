@@ -15,7 +15,7 @@ from typing import Any, Literal
 import numpy as np
 
 from gpupipe import backends
-from gpupipe.backends.base import Options
+from gpupipe.backends.base import DECODE, Decode, Options
 from gpupipe.errors import BackendUnavailable, GpupipeError
 from gpupipe.parity import check_parity
 from gpupipe.parity.environment import environment
@@ -115,7 +115,7 @@ def _checks(*, required: bool) -> Iterator[Check]:
             if name != "torchvision":
                 yield _parity(folder, name, "cpu", required=False)
         if backends.cuda_problem() is None:
-            for decode in ("cpu", "gpu"):
+            for decode in DECODE:
                 yield _parity(folder, "dali", "cuda", decode=decode, required=required)
     yield _loader()
 
@@ -176,7 +176,7 @@ def _in_child(code: str) -> str:
     return (done.stdout.strip().splitlines() or ["no output"])[-1]
 
 
-def _parity(folder: str, backend: str, device: str, *, required: bool, decode: Literal["cpu", "gpu"] = "gpu") -> Check:
+def _parity(folder: str, backend: str, device: str, *, required: bool, decode: Decode = "gpu") -> Check:
     name = f"pixels of {backend} on {device}" + (f', decode="{decode}"' if device == "cuda" else "")
     recipes = (
         Recipe.train(size=64, jitter=(0.4, 0.4, 0.4, 0.1)),

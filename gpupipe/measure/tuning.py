@@ -15,7 +15,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from gpupipe import backends
-from gpupipe.backends.base import Options
+from gpupipe.backends.base import DECODE, Options
 from gpupipe.checks import check_integer
 from gpupipe.errors import BackendUnavailable, ConfigError, SourceError
 from gpupipe.loader import Loader
@@ -295,7 +295,8 @@ def _loader_candidates(device: str | None) -> Iterator[dict[str, Any]]:
             yield default | {"backend": name, "threads": threads}
     yield default | {"prefetch": 4}
     if on_gpu:
-        yield default | {"decode": "cpu"}
+        for decode in DECODE[1:]:
+            yield default | {"decode": decode}
 
 
 def _loader(

@@ -46,10 +46,13 @@ class Side:
 
     @property
     def gpu_decode(self) -> bool:
-        return self.gpu and self.options.decode == "gpu"
+        return self.gpu and self.options.decode != "cpu"
 
     def __str__(self) -> str:
-        return f"{self.name} ({self.device}{', decode on the CPU' if self.gpu and not self.gpu_decode else ''})"
+        return f"{self.name} ({self.device}{_DECODED[self.options.decode] if self.gpu else ''})"
+
+
+_DECODED = {"gpu": "", "hardware": ", decode by its JPEG engines", "cpu": ", decode on the CPU"}
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,6 +38,7 @@ def events(
     loader=None,
     begin=None,
     tensor_bytes=None,
+    ready=None,
     seed=0,
     **looks,
 ):
@@ -69,6 +70,7 @@ def events(
             "samples": 64,
             "bytes": weight,
             "tensor_bytes": tensor_bytes,
+            "ready": ready,
             **times,
         }
         if number % 5 == 0:
@@ -118,6 +120,17 @@ def test_cores_that_others_use():
 
 def test_busy_cores():
     assert codes(wait_s=0.1, cpu_s=lambda share: 8 * 60 * share) == ["decode-bound"]
+
+
+def test_batches_that_were_ready_and_came_late_are_not_loaded_slowly():
+    found = diagnosed(wait_s=0.05, ready=1, tensor_bytes=4e6, loader={"workers": 2}, cpu_s=lambda share: 40 * share)
+    assert [finding.code for finding in found.findings] == ["slow-hand-over"]
+    assert found.findings[0].numbers["hand_over_s"] == pytest.approx(0.05, rel=0.05)
+    assert codes(wait_s=0.05, ready=0, loader={"workers": 2}, cpu_s=lambda share: 40 * share) == ["too-few-workers"]
+
+
+def test_hand_over_that_every_loop_pays_is_left_alone():
+    assert codes(wait_s=0.015, ready=1, tensor_bytes=4e6, loader={"workers": 2}) == []
 
 
 def test_epochs_that_begin_late_name_persistent_workers():

@@ -18,6 +18,7 @@ from typing import Any, Literal
 import numpy as np
 import nvidia.dali
 
+from gpupipe.backends.base import Decode
 from gpupipe.backends.dali.convert import WHITE, normalisation, slots
 from gpupipe.pillow import silenced
 from gpupipe.recipe import Recipe
@@ -41,22 +42,18 @@ _HUE_OFFSETS = np.array([3, 1, -1], np.float32).reshape(3, 1, 1)
 # Below this range of a pixel's channels, in 1/255, there is no hue to turn.
 _GREY_RANGE = 1e-6
 
-# The share of JPEGs that a GPU's hardware engine decodes. Its pixels differ slightly from those of the CUDA decoder,
-# and any share between none and all would make the choice depend on the batch.
-HW_DECODER_LOAD = 0.0
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Placement:
     """Where the graph runs.
 
     Attributes:
-        decode: "cpu" decodes on the host.
+        decode: As in `Options`.
         rest: "cpu" or "gpu": where all that follows runs; a GPU decoder needs "gpu".
         device_id: Number of the GPU; None without one.
     """
 
-    decode: Literal["cpu", "gpu"]
+    decode: Decode
     rest: Literal["cpu", "gpu"]
     device_id: int | None
 
@@ -139,8 +136,11 @@ def _decoded(encoded: Node, corner: Node, extent: Node, placement: Placement) ->
         # Decodes no more than the region, and is equal to cutting it out of the whole, bit for bit.
         pixels = fn.decoders.image_slice(encoded, corner, extent, axes=(0, 1), device="cpu", **exact)
         return pixels.gpu() if placement.rest == "gpu" else pixels
+    # The JPEG engines' pixels differ slightly from those of the CUDA decoder: any share between none and all would make
+    # a file's decoder depend on its batch.
+    load = 1.0 if placement.decode == "hardware" else 0.0
     # The whole image: decoding regions on the GPU fails or crashes with nvImageCodec 0.9.0 (its issue 55).
-    whole = fn.decoders.image(encoded, device="mixed", hw_decoder_load=HW_DECODER_LOAD, affine=False, **exact)
+    whole = fn.decoders.image(encoded, device="mixed", hw_decoder_load=load, affine=False, **exact)
     return fn.slice(whole, corner, extent, axes=(0, 1))
 
 

@@ -31,6 +31,7 @@ from tests import images
 from tests.backends.dali.common import planned, records_of
 
 GPU_DECODE = graph.Placement(decode="gpu", rest="gpu", device_id=None)
+HARDWARE_DECODE = graph.Placement(decode="hardware", rest="gpu", device_id=None)
 HOST_DECODE = graph.Placement(decode="cpu", rest="gpu", device_id=None)
 ALL_ON_CPU = graph.Placement(decode="cpu", rest="cpu", device_id=None)
 JITTER = ColorJitter(0.4, 0.4, 0.4, 0.1)
@@ -65,7 +66,7 @@ def device_of(operator):
     return operator.outputs[0].device
 
 
-@pytest.mark.parametrize("placement", [GPU_DECODE, HOST_DECODE], ids=["decode on the GPU", "decode on the host"])
+@pytest.mark.parametrize("placement", [GPU_DECODE, HARDWARE_DECODE, HOST_DECODE], ids=["gpu", "hardware", "cpu"])
 @pytest.mark.parametrize("precision", ["float32", "uint8"])
 @pytest.mark.parametrize("name", STEPS)
 def test_graph_for_a_gpu_is_accepted_by_dali(name, precision, placement):
