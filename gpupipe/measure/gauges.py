@@ -174,5 +174,8 @@ def held_by_type(most: int = 50) -> dict[str, int]:
                     seen.add(storage.data_ptr())
                     held[f"{kind.__module__}.{kind.__qualname__}"] += storage.nbytes()
             continue
-        held[f"{kind.__module__}.{kind.__qualname__}"] += sys.getsizeof(each, 0)
+        if issubclass(kind, torch.storage.TypedStorage):  # warns when it is looked at; its tensor counts
+            continue
+        with suppress(Exception):  # a `__sizeof__` of somebody's own
+            held[f"{kind.__module__}.{kind.__qualname__}"] += sys.getsizeof(each)
     return dict(held.most_common(most))
