@@ -275,8 +275,8 @@ def watching() -> str:
     low, high = (100 * share for share in found["share_95"])
     return (
         f"`watch` takes {found['us_a_step']:.0f} us a step, and {found['ms_a_look']:.1f} ms a second for its looks; "
-        f"steps of {found['step_ms']:.0f} ms took {100 * found['share']:.1f} % longer (95 %: {low:.1f} to "
-        f"{high:.1f} %)."
+        f"steps of {found['step_ms']:.0f} ms took {100 * found['share']:.1f} % more CPU time (95 %: {low:.1f} "
+        f"to {high:.1f} %)."
     )
 
 
