@@ -273,10 +273,13 @@ def diagnosis() -> str:
 def watching() -> str:
     found = result("watch")
     low, high = (100 * share for share in found["share_95"])
+    # Microseconds of a step's milliseconds, and milliseconds of each second.
+    summed = 0.1 * found["us_a_step"] / found["step_ms"] + 0.1 * found["ms_a_look"]
     return (
-        f"`watch` takes {found['us_a_step']:.0f} us a step, and {found['ms_a_look']:.1f} ms a second for its looks; "
-        f"steps of {found['step_ms']:.0f} ms took {100 * found['share']:.1f} % more CPU time (95 %: {low:.1f} "
-        f"to {high:.1f} %)."
+        f"`watch` takes {found['us_a_step']:.0f} us a step, and {found['ms_a_look']:.1f} ms a second for its looks: "
+        f"{summed:.1f} % of steps of {found['step_ms']:.0f} ms. Taken as a whole, watched against not, such steps took "
+        f"{100 * found['share']:.1f} % more CPU time (95 %: {low:.1f} to {high:.1f} %), which is how well this machine can "
+        "tell."
     )
 
 
