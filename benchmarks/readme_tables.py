@@ -278,8 +278,8 @@ def watching() -> str:
     return (
         f"`watch` takes {found['us_a_step']:.0f} us a step, and {found['ms_a_look']:.1f} ms a second for its looks: "
         f"{summed:.1f} % of steps of {found['step_ms']:.0f} ms. Taken as a whole, watched against not, such steps took "
-        f"{100 * found['share']:.1f} % more CPU time (95 %: {low:.1f} to {high:.1f} %), which is how well this machine can "
-        "tell."
+        f"{100 * found['share']:.1f} % more CPU time (95 %: {low:.1f} to {high:.1f} %), which is how well this machine "
+        "can tell."
     )
 
 
