@@ -125,7 +125,7 @@ build() { # kind, target
 inside() { # container, command...
     local container=$1
     shift
-    b run --isolation chroot --network host "$container" -- "$@"
+    b run --isolation chroot --network host --hostname localhost "$container" -- "$@"
 }
 
 check_image() { # kind: what an image must say of itself
@@ -171,7 +171,7 @@ for kind in $IMAGES; do
         step "the suite in the CPU image: pytest $*"
         shared=()
         [ -d ../shared ] && shared=(--volume "$(realpath ../shared):/shared:ro")
-        b run --isolation chroot --network host "${shared[@]}" "$container" -- \
+        b run --isolation chroot --network host --hostname localhost "${shared[@]}" "$container" -- \
             python -m pytest -p no:cacheprovider "$@" || {
             broken=1
             echo "verify: the suite fails in the CPU image" >&2
