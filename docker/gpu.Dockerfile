@@ -61,8 +61,9 @@ ENV NVIDIA_VISIBLE_DEVICES=all \
 # The home takes numba's kernels, compiled at the first start, and indexes of data that is mounted read-only.
 RUN useradd --create-home --uid 1000 gpupipe
 COPY --from=libraries /opt/venv /opt/venv
-RUN --mount=type=bind,from=wheel,source=/dist,target=/dist \
-    pip install --no-cache-dir --no-deps --no-index /dist/*.whl
+# Copied, not mounted: buildah does not look into mounts when it decides whether a cached layer still holds.
+COPY --from=wheel /dist /opt/dist
+RUN pip install --no-cache-dir --no-deps --no-index /opt/dist/*.whl
 USER 1000:1000
 WORKDIR /home/gpupipe
 # All pixels are compared on generated images, which takes about 20 s of a core or two: hence the long interval.
