@@ -199,7 +199,7 @@ def test_main_in_a_folder_that_is_gone_is_one_line_and_status_2(tmp_path):
 
 def in_shell(command, **environment):
     return subprocess.run(
-        ["bash", "-c", command.replace("gpupipe", f"{sys.executable} -m gpupipe")],
+        ["bash", "-c", command.replace("gpupipe ", f"{sys.executable} -m gpupipe ")],
         capture_output=True,
         text=True,
         env=os.environ | environment,
