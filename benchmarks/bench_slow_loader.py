@@ -1,6 +1,6 @@
 """A slow loader, made fast by doing what `gpupipe.diagnose` says, one finding after another.
 
-The start is what one meets in the wild: an ImageFolder of images of very different sizes, a DataLoader with one worker,
+The start is a common one: an ImageFolder of images of very different sizes, a DataLoader with one worker,
 made anew in every epoch. Each round trains for some epochs (a step takes a fixed 15 ms), diagnoses the log, and applies
 the first finding's fix; it ends when nothing is found, or nothing is left to apply. The gain after each is in
 images a second of the whole run, epochs' beginnings included.
@@ -33,8 +33,8 @@ from gpupipe.parallel import usable_cores
 STEP_S = 0.015
 BATCH = 32
 SIZE = 96
-# One core makes the images of the size that phones and web pages have: most are small, some are huge.
-SIDES = (4.8, 0.8, 48, 2000)  # log-normal mean and sigma, limits in pixels
+# Of the images' sides: log-normal mean and sigma, limits in pixels. Most are small, some are huge.
+SIDES = (4.8, 0.8, 48, 2000)
 
 
 @dataclass(frozen=True)

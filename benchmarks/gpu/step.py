@@ -17,8 +17,9 @@ from torch import nn
 from torchvision.models import resnet50
 
 import gpupipe as gp
+from gpupipe.backends.base import Decode
 
-WAYS: dict[str, dict[str, Any]] = {
+WAYS: dict[str, Decode] = {
     "decode on the GPU": "gpu",
     "decode on the GPU" + ENGINE: "hardware",
     "decode on the host": "cpu",

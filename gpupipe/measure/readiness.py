@@ -14,12 +14,13 @@ class Readiness:
     """Looks at an iterator of batches before and after each is taken.
 
     gpupipe's own iterators tell it (`was_ready`). Those of a torch DataLoader with workers keep it in private
-    attributes, which have been the same since torch 1.2; where they are not found, it is unknown.
+    attributes (as of torch 2.14); where they are not found, it is unknown.
     """
 
     def __init__(self, batches: Iterator[Any]) -> None:
         self._batches = batches
-        self._arrived, self._stored = _arrived(batches), 0
+        self._stored = 0
+        self.ask()
 
     def ask(self) -> None:
         """To be called before the batch is asked for."""

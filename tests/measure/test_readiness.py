@@ -61,7 +61,9 @@ def test_it_is_unknown_where_nothing_loads_ahead(loader):
 
 
 def test_batches_of_a_loader_and_of_prefetch(tmp_path):
-    with gp.Loader(folder(tmp_path / "data"), gp.Recipe.train(size=32), batch_size=2) as loader:
+    recipe = gp.Recipe.train(size=32)
+    # Others may compile their kernels first, which takes longer than the loop works.
+    with gp.Loader(folder(tmp_path / "data"), recipe, batch_size=2, backend="torchvision") as loader:
         assert seen(loader, [PATIENT_S, PATIENT_S / 4]) == [True, True]
     slow = ((time.sleep(0.3), number)[1] for number in range(3))
     assert seen(gp.prefetch(slow, "cpu", depth=1), [0.0, 1.0]) == [False, True]

@@ -208,12 +208,10 @@ def slow_hand_over(logs: Sequence[Log]) -> Finding | None:
         f"{1e3 * each:.1f} ms to come ({size / 1e6:.1f} MB each): {100 * share:.0f} % of the time",
         cause="batches are handed over slowly, not loaded slowly"
         + (f": {from_workers}" if log.loader.get("workers") else ""),
-        fix="make them smaller (uint8 images, normalized on the GPU) and of few tensors; "
-        + (
-            "gpupipe.Loader loads in threads, which hand nothing over"
-            if log.loader.get("kind") != "Loader"
-            else 'gpupipe.Output(dtype="float16") halves them'
-        ),
+        fix='gpupipe.Output(dtype="float16"), which halves them'
+        if log.loader.get("kind") == "Loader"
+        else "make them smaller (uint8 images, normalized on the GPU) and of few tensors; gpupipe.Loader loads in "
+        "threads, which hand nothing over",
         share=share,
         numbers={"ready": float(ready.mean()), "hand_over_s": each, "waited": share},
     )
