@@ -129,6 +129,19 @@ def test_batches_that_were_ready_and_came_late_are_not_loaded_slowly():
     assert codes(wait_s=0.05, ready=0, loader={"workers": 2}, cpu_s=lambda share: 40 * share) == ["too-few-workers"]
 
 
+def test_rank_that_waits_for_loading_is_found_beside_one_that_waits_longer_for_the_hand_over():
+    few = {"workers": 2}
+    ranks = [
+        log_of(
+            list(events(wait_s=wait_s, ready=ready, tensor_bytes=4e6, loader=few, begin={"rank": rank, "world_size": 2},
+                        cpu_s=lambda share: 40 * share)),
+            f"rank {rank}",
+        )
+        for rank, (wait_s, ready) in enumerate([(0.05, 1), (0.04, 0)])
+    ]  # fmt: skip
+    assert {"slow-hand-over", "too-few-workers"} <= {finding.code for finding in gp.diagnose(*ranks).findings}
+
+
 def test_hand_over_that_every_loop_pays_is_left_alone():
     assert codes(wait_s=0.015, ready=1, tensor_bytes=4e6, loader={"workers": 2}) == []
 

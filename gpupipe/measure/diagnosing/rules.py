@@ -105,7 +105,7 @@ def _used_by_others(log: Log, busy: float) -> float:
 
 def crowded(logs: Sequence[Log]) -> Finding | None:
     """The loop waits, and other processes have the cores."""
-    log = max(logs, key=waited_share)
+    log = max(logs, key=loading_share)
     busy = _busy_cores(log)
     if not _is_data_bound(log) or busy is None or busy > IDLE_CORES:
         return None
@@ -138,7 +138,7 @@ def _is_data_bound(log: Log) -> bool:
 
 def too_little_parallelism(logs: Sequence[Log]) -> Finding | None:
     """The loop waits while cores are idle."""
-    log = max(logs, key=waited_share)
+    log = max(logs, key=loading_share)
     busy = _busy_cores(log)
     what, count, argument = _parallel(log)
     if not _is_data_bound(log) or busy is None or busy > IDLE_CORES:
@@ -172,7 +172,7 @@ def too_little_parallelism(logs: Sequence[Log]) -> Finding | None:
 
 def decode_bound(logs: Sequence[Log]) -> Finding | None:
     """The loop waits and all cores are busy."""
-    log = max(logs, key=waited_share)
+    log = max(logs, key=loading_share)
     busy = _busy_cores(log)
     if not _is_data_bound(log) or busy is None or busy < BUSY_CORES or oversubscribed(logs) is not None:
         return None
@@ -551,7 +551,7 @@ def pinned_without_gpu(logs: Sequence[Log]) -> Finding | None:
 
 def small_reads(logs: Sequence[Log]) -> Finding | None:
     """The loop waits for reads of a few kilobytes each."""
-    log = max(logs, key=waited_share)
+    log = max(logs, key=loading_share)
     reads, read_bytes = log.resources.get("reads"), log.resources.get("read_bytes")
     busy = _busy_cores(log)
     if reads is None or read_bytes is None or not _is_data_bound(log) or busy is None or busy > IDLE_CORES:
